@@ -1,0 +1,3 @@
+"""Longspan: language models that remember."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,7 @@
+"""`python -m longspan` is `longspan`."""
+
+import sys
+
+from longspan.cli import main
+
+sys.exit(main())

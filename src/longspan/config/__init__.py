@@ -1,0 +1,18 @@
+"""What a run is: typed, validated, TOML in and out, every field documented once."""
+
+from longspan.config.data import DataConfig, TokenizerConfig
+from longspan.config.model import AdaptiveSpanConfig, ModelConfig, SpanConfig
+from longspan.config.run import RunConfig
+from longspan.config.training import EvaluationConfig, StageConfig, TrainingConfig
+
+__all__ = [
+    "AdaptiveSpanConfig",
+    "DataConfig",
+    "EvaluationConfig",
+    "ModelConfig",
+    "RunConfig",
+    "SpanConfig",
+    "StageConfig",
+    "TokenizerConfig",
+    "TrainingConfig",
+]

@@ -1,0 +1,43 @@
+"""Which text a run reads, and how it becomes tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from longspan.config.schema import option, section
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """How text becomes numbers.
+
+    `adaptive-span`, `sha-rnn` and `transformer-xl` prepare text as those projects did, newlines, `<eos>`
+    and order of the vocabulary included; use them to compare with published numbers.
+    """
+
+    kind: Literal[
+        "byte",
+        "character",
+        "word",
+        "sentencepiece",
+        "bpe",
+        "adaptive-span",
+        "sha-rnn",
+        "transformer-xl",
+    ] = option("byte", help="the unit of text")
+    vocabulary_size: int | None = option(
+        None, help="pieces of sentencepiece and bpe; for words, keep only the most frequent"
+    )
+    lowercase: bool = option(False, help="turn text to lower case first")
+    order: Literal["frequency", "first-seen"] = option(
+        "frequency", help="how words and characters are numbered"
+    )
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """A corpus and its tokenizer."""
+
+    corpus: str = option("python", help="a named corpus (see 'longspan data list'), a text file or a folder")
+    tokenizer: TokenizerConfig = section(TokenizerConfig, help="how text becomes tokens")

@@ -1,0 +1,59 @@
+"""What a model is made of, one dataclass per architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from longspan.config.schema import option, section
+
+
+@dataclass(frozen=True)
+class SpanConfig:
+    """Where a head may look."""
+
+    kind: Literal["learned", "fixed"] = option("learned", help="learn one span per head, or use the limit")
+    limit: int = option(1024, help="the longest distance a head can look back, in tokens")
+    ramp: int = option(32, help="over how many tokens the edge of a learned span falls from 1 to 0")
+    start: float = option(0.0, help="learned spans at the start of training, as a fraction of the limit")
+    penalty: float = option(0.0, help="loss per token of mean span in each layer")
+    memory: Literal["adaptive", "full"] = option(
+        "adaptive", help="remember as far as the layer's longest head can see, or always up to the limit"
+    )
+    softmax_over: Literal["head", "layer"] = option(
+        "head",
+        help="softmax over each head's own span, or (as the original code) over the layer's longest; "
+        "they differ only through the 1e-8 of the renormalisation",
+    )
+
+    def __post_init__(self) -> None:
+        if self.limit < 1 or self.ramp < 1:
+            raise ValueError("limit and ramp must be at least 1")
+        if not 0.0 <= self.start <= 1.0:
+            raise ValueError("start must lie between 0 and 1")
+
+
+@dataclass(frozen=True)
+class AdaptiveSpanConfig:
+    """The transformer of "Adaptive Attention Span in Transformers" (Sukhbaatar et al., 2019)."""
+
+    architecture: Literal["adaptive-span"] = option("adaptive-span", help="which kind of model")
+    num_layers: int = option(12, help="layers, each attention followed by feed-forward")
+    width: int = option(512, help="size of the hidden states")
+    num_heads: int = option(8, help="attention heads per layer")
+    inner_width: int = option(2048, help="size of the feed-forward layer's hidden part")
+    dropout: float = option(0.0, help="dropout on attention weights and inside the feed-forward layer")
+    embedding_dropout: float = option(0.0, help="dropout on the embeddings and on the last layer's output")
+    norm: Literal["post", "pre"] = option(
+        "post", help="normalise after each residual sum (original) or before each block"
+    )
+    span: SpanConfig = section(SpanConfig, help="where a head may look")
+
+    def __post_init__(self) -> None:
+        if min(self.num_layers, self.width, self.num_heads, self.inner_width) < 1:
+            raise ValueError("num_layers, width, num_heads and inner_width must be at least 1")
+        if self.width % self.num_heads:
+            raise ValueError(f"width {self.width} is not a multiple of num_heads {self.num_heads}")
+
+
+ModelConfig = AdaptiveSpanConfig

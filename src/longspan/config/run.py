@@ -1,0 +1,33 @@
+"""What a run is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from longspan.config import schema
+from longspan.config.data import DataConfig
+from longspan.config.model import AdaptiveSpanConfig, ModelConfig
+from longspan.config.schema import option, section
+from longspan.config.training import EvaluationConfig, StageConfig, TrainingConfig
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides what a run computes; `config.toml` of a run folder holds exactly this."""
+
+    name: str = option("run", help="what the run folder is called")
+    description: str = option("", help="one line about what this is")
+    data: DataConfig = section(DataConfig, help="the text")
+    model: ModelConfig = section(AdaptiveSpanConfig, help="the model")
+    training: TrainingConfig = section(TrainingConfig, help="what every stage shares")
+    stage: tuple[StageConfig, ...] = option((), help="the stages of training, in order")
+    evaluation: EvaluationConfig = section(EvaluationConfig, help="how held-out text is scored")
+    expected: dict[str, Any] = option({}, help="numbers that were published for this recipe")
+
+    @staticmethod
+    def from_toml(text: str, source: str) -> RunConfig:
+        return schema.read(RunConfig, schema.parse_toml(text, source))
+
+    def to_toml(self) -> str:
+        return schema.format_toml(schema.write(self))

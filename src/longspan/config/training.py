@@ -1,0 +1,71 @@
+"""How a model is trained and measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from longspan.config.schema import option
+
+
+@dataclass(frozen=True)
+class StageConfig:
+    """One stretch of training with one optimizer and one schedule; stages follow each other."""
+
+    name: str = option("train", help="what the stage is called in logs")
+    steps: int = option(help="optimizer steps of this stage")
+    optimizer: Literal["adagrad", "adam", "adamw", "sgd", "muon"] = option(
+        "adamw", help="muon moves the matrices of the blocks and leaves everything else to adamw"
+    )
+    learning_rate: float = option(help="the highest learning rate of the stage")
+    schedule: Literal["constant", "cosine", "inverse-sqrt"] = option(
+        "constant", help="what the learning rate does after the warm-up"
+    )
+    warmup_steps: int = option(0, help="linear warm-up: step t uses t/warmup of the rate, t from 1")
+    final_fraction: float = option(0.0, help="where a cosine ends, as a fraction of the learning rate")
+    clip_norm: float = option(
+        0.0, help="limit of the gradient norm, 0 for none; over each tensor for adagrad, else over all"
+    )
+    momentum: float = option(0.0, help="momentum of sgd and muon")
+    beta1: float = option(0.9, help="adam: decay of the mean gradient")
+    beta2: float = option(0.999, help="adam: decay of the mean squared gradient")
+    weight_decay: float = option(0.0, help="decay of matrices; never of norms, biases, embeddings or spans")
+    adamw_learning_rate: float | None = option(
+        None, help="with muon: the rate of everything muon does not move (default: the same rate)"
+    )
+    max_seconds: float | None = option(
+        None, help="end the stage after this much training time; a cosine then runs over the time"
+    )
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """What every stage shares."""
+
+    batch_size: int = option(64, help="lanes: texts read side by side")
+    block_length: int = option(512, help="tokens read per step in every lane")
+    block_jitter: bool = option(False, help="draw each block's length around block_length, as SHA-RNN does")
+    at_end: Literal["restart", "stop"] = option(
+        "restart", help="at the end of the data begin again at a random offset, or end the training"
+    )
+    micro_batches: int = option(1, help="run the batch in this many pieces: less memory, same gradients")
+    precision: Literal["float32", "bf16", "fp16"] = option("float32", help="arithmetic of the forward pass")
+    compile: bool = option(False, help="compile the model with torch.compile")
+    device: str = option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one")
+    seed: int = option(1, help="seed of initial weights, dropout and block lengths")
+    log_every: int = option(50, help="steps between two lines of metrics")
+    evaluate_every: int = option(1000, help="steps between two evaluations; 0 for none until the end")
+    checkpoint_every: int = option(1000, help="steps between two checkpoints; 0 for none until the end")
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """How held-out text is scored."""
+
+    protocol: Literal["every-token", "adaptive-span", "transformer-xl", "sha-rnn"] = option(
+        "every-token", help="how tokens are walked and averaged; the others are the originals' ways"
+    )
+    batch_size: int = option(8, help="lanes the held-out text is cut into")
+    block_length: int | None = option(None, help="tokens per block (default: as in training)")
+    max_tokens: int | None = option(None, help="score at most this many tokens of the validation split")
+    max_tokens_final: int | None = option(None, help="score at most this many tokens at the end of training")

@@ -1,0 +1,128 @@
+"""The value a model carries from one block of text to the next.
+
+A `State` is a tree of tensors. Every tensor has the batch as its first dimension, and a row of zeros is
+the state of a text that has not begun: so rows can be picked, joined and reset without knowing the model.
+Nothing changes a state in place; every operation returns a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+Rows: TypeAlias = "slice | Sequence[int] | Tensor"
+
+
+class State(Mapping[str, "State | Tensor"]):
+    """An immutable tree of tensors with named branches."""
+
+    __slots__ = ("_children",)
+
+    def __init__(self, children: Mapping[str, State | Tensor]) -> None:
+        for name in children:
+            if not name or "." in name:
+                raise ValueError(f"a branch of a state needs a name without dots, not {name!r}")
+        self._children = dict(children)
+
+    def __getitem__(self, name: str) -> State | Tensor:
+        return self._children[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._children)
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+    def __repr__(self) -> str:
+        leaves = ", ".join(f"{name}: {tuple(leaf.shape)}" for name, leaf in self.flatten().items())
+        return f"State({leaves})"
+
+    def tensor(self, name: str) -> Tensor:
+        """The leaf called `name`."""
+        leaf = self._children[name]
+        if not isinstance(leaf, Tensor):
+            raise TypeError(f"{name!r} is a branch of this state, not a tensor")
+        return leaf
+
+    def branch(self, name: str) -> State:
+        """The subtree called `name`."""
+        child = self._children[name]
+        if not isinstance(child, State):
+            raise TypeError(f"{name!r} is a tensor of this state, not a branch")
+        return child
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> State:
+        """The same tree with `function` applied to every tensor."""
+        return State(
+            {
+                name: child.map(function) if isinstance(child, State) else function(child)
+                for name, child in self._children.items()
+            }
+        )
+
+    def detach(self) -> State:
+        """Cut the gradient: the next block learns nothing about what made this state."""
+        return self.map(Tensor.detach)
+
+    def to(self, *args: Any, **kwargs: Any) -> State:
+        """`Tensor.to` for every tensor; a floating dtype leaves integer counters alone."""
+        return self.map(lambda leaf: _to(leaf, *args, **kwargs))
+
+    def select(self, rows: Rows) -> State:
+        """The state of some rows of the batch, in the order given."""
+        if isinstance(rows, slice):
+            return self.map(lambda leaf: leaf[rows])
+        return self.map(lambda leaf: leaf[torch.as_tensor(rows, device=leaf.device)])
+
+    def reset(self, rows: Rows) -> State:
+        """The same state with some rows set back to the beginning of a text."""
+
+        def begin_again(leaf: Tensor) -> Tensor:
+            leaf = leaf.clone()
+            leaf[rows if isinstance(rows, slice) else torch.as_tensor(rows, device=leaf.device)] = 0
+            return leaf
+
+        return self.map(begin_again)
+
+    def flatten(self) -> dict[str, Tensor]:
+        """Every tensor under its dotted name, e.g. `blocks.3.memory`; the form that files and ports use."""
+        flat: dict[str, Tensor] = {}
+        for name, child in self._children.items():
+            if isinstance(child, State):
+                flat.update({f"{name}.{below}": leaf for below, leaf in child.flatten().items()})
+            else:
+                flat[name] = child
+        return flat
+
+    @staticmethod
+    def unflatten(flat: Mapping[str, Tensor]) -> State:
+        """The inverse of `flatten`."""
+        children: dict[str, State | Tensor] = {}
+        branches: dict[str, dict[str, Tensor]] = {}
+        for name, leaf in flat.items():
+            first, dot, rest = name.partition(".")
+            if dot:
+                branches.setdefault(first, {})[rest] = leaf
+                children.setdefault(first, State({}))  # keeps the order of first appearance
+            else:
+                children[first] = leaf
+        for name, below in branches.items():
+            children[name] = State.unflatten(below)
+        return State(children)
+
+    @staticmethod
+    def join(states: Sequence[State]) -> State:
+        """States of several batches as the state of one batch, rows in the order given."""
+        flats = [state.flatten() for state in states]
+        return State.unflatten({name: torch.cat([flat[name] for flat in flats]) for name in flats[0]})
+
+
+def _to(leaf: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    dtype = kwargs.get("dtype") or next((arg for arg in args if isinstance(arg, torch.dtype)), None)
+    if dtype is not None and dtype.is_floating_point and not leaf.is_floating_point():
+        device = kwargs.get("device") or next((a for a in args if isinstance(a, (str, torch.device))), None)
+        return leaf.to(device=device) if device is not None else leaf
+    return leaf.to(*args, **kwargs)
