@@ -8,7 +8,7 @@ from typing import Literal
 from longspan.config.schema import option, section
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
     """How text becomes numbers.
 
@@ -35,7 +35,7 @@ class TokenizerConfig:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """A corpus and its tokenizer."""
 

@@ -8,7 +8,7 @@ from typing import Literal
 from longspan.config.schema import option, section
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SpanConfig:
     """Where a head may look."""
 
@@ -33,7 +33,7 @@ class SpanConfig:
             raise ValueError("start must lie between 0 and 1")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AdaptiveSpanConfig:
     """The transformer of "Adaptive Attention Span in Transformers" (Sukhbaatar et al., 2019)."""
 

@@ -12,7 +12,7 @@ from longspan.config.schema import option, section
 from longspan.config.training import EvaluationConfig, StageConfig, TrainingConfig
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Everything that decides what a run computes; `config.toml` of a run folder holds exactly this."""
 

@@ -8,7 +8,7 @@ from typing import Literal
 from longspan.config.schema import option
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StageConfig:
     """One stretch of training with one optimizer and one schedule; stages follow each other."""
 
@@ -38,7 +38,7 @@ class StageConfig:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """What every stage shares."""
 
@@ -58,7 +58,7 @@ class TrainingConfig:
     checkpoint_every: int = option(1000, help="steps between two checkpoints; 0 for none until the end")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
     """How held-out text is scored."""
 
