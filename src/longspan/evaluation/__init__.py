@@ -1,1 +1,6 @@
-"""."""
+"""Measuring a model on held-out text: every token once, and the originals' protocols by name."""
+
+from longspan.evaluation.evaluate import evaluate
+from longspan.evaluation.score import Score
+
+__all__ = ["Score", "evaluate"]

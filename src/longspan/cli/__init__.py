@@ -1,0 +1,113 @@
+"""The `longspan` command: one thin file per subcommand.
+
+A command module has `register(subparsers)`, which adds an `argparse` parser and sets `run=function(args)` on
+it. A command that accepts dotted options such as `--model.num-layers 4` also sets `accepts_overrides=True`;
+it finds them, as they were typed, in the list `args.overrides`. Commands import torch and what needs it
+inside `run`, so that help and complaints come at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import io
+import itertools
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from longspan import __version__
+from longspan.errors import UserError, nearest
+
+COMMANDS = ("train", "eval", "generate", "spans", "data", "recipes")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; what a user did wrong is one line on stderr and status 1."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack characters that a model has learned
+    try:
+        _run(sys.argv[1:] if argv is None else list(argv))
+        sys.stdout.flush()
+    except UserError as problem:
+        print(f"longspan: {problem}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("longspan: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader has left (`longspan recipes | head`): point stdout elsewhere so that the interpreter's
+        # own flush at exit does not complain about it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+def _run(argv: list[str]) -> None:
+    parser = _OneLineParser(
+        prog="longspan", description="Language models that remember: train, measure, look inside, generate."
+    )
+    parser.add_argument("--version", action="version", version=f"longspan {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    for command in COMMANDS:
+        if importlib.util.find_spec(f"longspan.cli.{command}") is None:
+            continue
+        importlib.import_module(f"longspan.cli.{command}").register(subparsers)
+
+    if not argv:
+        parser.print_help()
+        return
+    if not argv[0].startswith("-") and argv[0] not in COMMANDS:
+        raise UserError(f"unknown command '{argv[0]}'{nearest(argv[0], COMMANDS)} (see 'longspan --help')")
+    plain, dotted = _set_dotted_apart(argv)
+    args, surplus = parser.parse_known_args(plain)
+    if args.command is None:
+        raise UserError("say what to do (see 'longspan --help')")
+    command_parser: argparse.ArgumentParser = subparsers.choices[args.command]
+    if not getattr(args, "accepts_overrides", False):
+        surplus, dotted = surplus + dotted, []
+    if surplus:
+        raise UserError(_complaint(command_parser, surplus[0]))
+    args.overrides = dotted
+    args.run(args)
+
+
+def _set_dotted_apart(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Split `--model.width 64` and `--model.width=64` from the rest.
+
+    argparse does not know these options, and would take the value of the first form for a positional.
+    """
+    plain: list[str] = []
+    dotted: list[str] = []
+    waiting = iter(argv)
+    for word in waiting:
+        name, equals, _ = word.partition("=")
+        if not (name.startswith("--") and "." in name):
+            plain.append(word)
+            continue
+        dotted.append(word)
+        if not equals:
+            dotted.extend(itertools.islice(waiting, 1))
+    return plain, dotted
+
+
+def _complaint(parser: argparse.ArgumentParser, word: str) -> str:
+    where = f"(see '{parser.prog} --help')"
+    if not word.startswith("-"):
+        return f"'{word}' is one argument too many {where}"
+    option = word.partition("=")[0]
+    known = re.findall(r"--[\w-]+", parser.format_usage())
+    return f"unknown option '{option}'{nearest(option, known)} {where}"
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    """An argument parser that takes no abbreviations and complains in one line."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see '{self.prog} --help')")

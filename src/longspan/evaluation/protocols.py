@@ -1,0 +1,95 @@
+"""In which order held-out tokens are read, which of them are scored, and what the sum is divided by.
+
+Every protocol lays the text over lanes that are read side by side, each from an empty state. A lane that
+starts at token s and scores n tokens reads tokens s ... s+n-1 and predicts tokens s+1 ... s+n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from longspan.errors import UserError
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A stretch of text: it begins at token `start` and the `length` tokens after that one are scored."""
+
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Walk:
+    """One way through a text."""
+
+    lanes: tuple[Lane, ...]
+    divisor: int
+    skipped_because: str
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens are scored."""
+        return sum(lane.length for lane in self.lanes)
+
+
+def every_token(num_tokens: int, batch_size: int, block_length: int) -> Walk:
+    """Every token is scored once; only the first has nothing before it.
+
+    The lanes are as equal as can be, and the longer ones come first.
+    """
+    _at_least(num_tokens, 2)
+    pairs = num_tokens - 1
+    num_lanes = min(batch_size, pairs)
+    shorter, longer_lanes = divmod(pairs, num_lanes)
+    lanes = tuple(
+        Lane(b * shorter + min(b, longer_lanes), shorter + (b < longer_lanes)) for b in range(num_lanes)
+    )
+    return Walk(lanes, pairs, "the first token has nothing before it")
+
+
+def adaptive_span(num_tokens: int, batch_size: int, block_length: int) -> Walk:
+    """Equal rows in whole blocks; the walk ends as soon as no further block and its target fit.
+
+    All blocks have the same size, so the original's plain mean of block means is the mean over tokens.
+    """
+    _at_least(num_tokens, batch_size * (block_length + 1))
+    row = num_tokens // batch_size
+    blocks = (row - 1) // block_length
+    lanes = tuple(Lane(b * row, blocks * block_length) for b in range(batch_size))
+    return Walk(
+        lanes,
+        batch_size * blocks * block_length,
+        f"the first of each row and what is left after {blocks:,} whole blocks",
+    )
+
+
+def transformer_xl(num_tokens: int, batch_size: int, block_length: int) -> Walk:
+    """Equal rows, the last block shorter: all of a row but its first token."""
+    _at_least(num_tokens, 2 * batch_size)
+    row = num_tokens // batch_size
+    lanes = tuple(Lane(b * row, row - 1) for b in range(batch_size))
+    return Walk(lanes, batch_size * (row - 1), "the first of each row and what does not fill the rows")
+
+
+def sha_rnn(num_tokens: int, batch_size: int, block_length: int) -> Walk:
+    """As `transformer_xl`, but divided by the whole length of the rows although one token less is scored."""
+    walk = transformer_xl(num_tokens, batch_size, block_length)
+    return Walk(walk.lanes, walk.tokens + batch_size, walk.skipped_because)
+
+
+PROTOCOLS: Mapping[str, Callable[[int, int, int], Walk]] = {
+    "every-token": every_token,
+    "adaptive-span": adaptive_span,
+    "transformer-xl": transformer_xl,
+    "sha-rnn": sha_rnn,
+}
+
+
+def _at_least(num_tokens: int, needed: int) -> None:
+    if num_tokens < needed:
+        raise UserError(
+            f"{num_tokens:,} tokens are too few to score: this protocol, batch size and block length need "
+            f"at least {needed:,}; use a longer text, fewer lanes or shorter blocks"
+        )
