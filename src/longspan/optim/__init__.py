@@ -1,1 +1,7 @@
-"""."""
+"""Optimizers and learning-rate schedules: what torch lacks is here, the rest is torch's."""
+
+from longspan.optim.adagrad import Adagrad
+from longspan.optim.build import build_optimizers, set_rate
+from longspan.optim.schedules import fraction
+
+__all__ = ["Adagrad", "build_optimizers", "fraction", "set_rate"]

@@ -1,0 +1,78 @@
+"""From a stage's settings to the optimizers that move a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from longspan.config import StageConfig
+from longspan.errors import UserError
+from longspan.models.interface import LanguageModel
+from longspan.optim.adagrad import Adagrad
+
+
+def build_optimizers(model: LanguageModel, stage: StageConfig) -> list[Optimizer]:
+    """The optimizers of a stage; between them they hold every trainable parameter once.
+
+    Only the matrices inside the blocks decay. Every group remembers its highest rate as `peak`, which
+    `set_rate` scales.
+    """
+    matrices = _block_matrices(model)
+    inside = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if p.requires_grad and id(p) not in inside]
+    if stage.optimizer == "muon":
+        if not matrices:
+            raise UserError("muon needs matrices inside blocks and this model has none; use adamw")
+        optimizers: list[Optimizer] = [
+            torch.optim.Muon(
+                _group(matrices, stage.learning_rate, stage.weight_decay),
+                lr=stage.learning_rate,
+                momentum=stage.momentum,
+                # The step of a matrix is as large as AdamW's would be: rates of the two can be compared.
+                adjust_lr_fn="match_rms_adamw",
+            ),
+            _adam(torch.optim.AdamW, _group(others, stage.adamw_learning_rate or stage.learning_rate), stage),
+        ]
+        return optimizers
+    rate = stage.learning_rate
+    groups = _group(matrices, rate, stage.weight_decay) + _group(others, rate)
+    if stage.optimizer == "adagrad":
+        if stage.weight_decay:
+            raise UserError("'weight_decay' must be 0 with adagrad, which has none")
+        return [Adagrad(groups, lr=rate, clip=stage.clip_norm)]
+    if stage.optimizer == "sgd":
+        return [torch.optim.SGD(groups, lr=rate, momentum=stage.momentum, fused=True)]
+    return [_adam(torch.optim.Adam if stage.optimizer == "adam" else torch.optim.AdamW, groups, stage)]
+
+
+def set_rate(optimizers: list[Optimizer], fraction: float) -> None:
+    """Let the next update use this fraction of every group's highest rate."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * fraction
+
+
+def _adam(kind: type[torch.optim.Adam], groups: list[dict[str, Any]], stage: StageConfig) -> torch.optim.Adam:
+    return kind(groups, lr=stage.learning_rate, betas=(stage.beta1, stage.beta2), fused=True)
+
+
+def _group(parameters: list[nn.Parameter], peak: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+    """One parameter group, or none where there are no parameters."""
+    return [{"params": parameters, "peak": peak, "weight_decay": weight_decay}] if parameters else []
+
+
+def _block_matrices(model: LanguageModel) -> list[nn.Parameter]:
+    """Weights that multiply hidden states inside blocks: no embeddings, head, norms, biases, spans."""
+    head = {id(p) for p in model.head.parameters()}
+    kinds = (nn.Linear, nn.RNNBase)
+    layers = [module for module in model.modules() if isinstance(module, kinds)]
+    found = {
+        id(p): p
+        for layer in layers
+        for p in layer.parameters(recurse=False)
+        if p.ndim == 2 and p.requires_grad and id(p) not in head
+    }
+    return list(found.values())

@@ -1,0 +1,31 @@
+"""The learning rate over a stage, as a fraction of the stage's highest rate."""
+
+from __future__ import annotations
+
+import math
+
+from longspan.config import StageConfig
+
+
+def fraction(stage: StageConfig, step: int, seconds: float = 0.0) -> float:
+    """Which part of the learning rate update number `step` uses, counted from 1.
+
+    `seconds` is the training time the stage has used so far; it matters only to a cosine with a limit of
+    time, which then follows whichever of steps and time is further on.
+    """
+    warm = min(1.0, step / stage.warmup_steps) if stage.warmup_steps else 1.0
+    if stage.schedule == "cosine":
+        return warm * _cosine(_done(stage, step, seconds), stage.final_fraction)
+    if stage.schedule == "inverse-sqrt":
+        return warm * min(1.0, math.sqrt(max(stage.warmup_steps, 1) / step))
+    return warm
+
+
+def _cosine(done: float, final: float) -> float:
+    return final + (1.0 - final) * (1.0 + math.cos(math.pi * done)) / 2.0
+
+
+def _done(stage: StageConfig, step: int, seconds: float) -> float:
+    by_steps = (step - 1) / stage.steps
+    by_time = seconds / stage.max_seconds if stage.max_seconds else 0.0
+    return min(1.0, max(by_steps, by_time))

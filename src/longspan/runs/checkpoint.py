@@ -1,0 +1,81 @@
+"""A checkpoint: named tensors and a few facts about them in one safetensors file.
+
+The header carries the facts as JSON and a checksum over everything, so a damaged file is noticed before
+any of it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from longspan.errors import UserError
+from longspan.files import whole_file
+
+SUFFIX = ".safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a file held: tensors on the CPU, and facts that JSON can say."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+    def below(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose names begin with `prefix` and a dot, under the rest of their names."""
+        start = f"{prefix}."
+        return {name[len(start) :]: t for name, t in self.tensors.items() if name.startswith(start)}
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write a checkpoint; until it is complete the file that was there before stays as it was."""
+    # Copies: the file format allows no two names for one storage, and tied weights have two.
+    whole = {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    said = json.dumps(facts, sort_keys=True)
+    with whole_file(path) as partial:
+        save_file(whole, partial, metadata={"facts": said, "checksum": _checksum(whole, said)})
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint and prove that it is whole."""
+    if not path.is_file():
+        raise UserError(f"there is no checkpoint {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError, ValueError, RuntimeError):
+        raise _damaged(path, "truncated or damaged") from None
+    if not {"facts", "checksum"} <= metadata.keys():
+        raise _damaged(path, "not a checkpoint of longspan")
+    if metadata["checksum"] != _checksum(tensors, metadata["facts"]):
+        raise _damaged(path, "damaged")
+    return Checkpoint(tensors, json.loads(metadata["facts"]))
+
+
+def _checksum(tensors: Mapping[str, Tensor], said: str) -> str:
+    crc = zlib.crc32(said.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        crc = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), crc)
+        crc = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, crc)
+    return f"{crc:08x}"
+
+
+def _damaged(path: Path, what: str) -> UserError:
+    others = [other for other in sorted(path.parent.glob(f"*{SUFFIX}")) if other != path]
+    hint = f"; copy {others[0].name} over it to go on from there" if others else ""
+    return UserError(f"the checkpoint {path} is {what}{hint}")

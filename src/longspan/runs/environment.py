@@ -1,0 +1,48 @@
+"""Where a run was made: enough to make it again, or to know why it came out differently."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from longspan.errors import UserError
+
+
+def pick_device(name: str) -> torch.device:
+    """The device called `name`; `auto` is a GPU if there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        raise UserError(f"there is no device '{name}' here; use cpu or auto") from None
+    return device
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, machine and device, as JSON can hold them."""
+    return {
+        "longspan": metadata.version("longspan"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        "threads": torch.get_num_threads(),
+        "git_commit": _git_commit(),
+    }
+
+
+def _git_commit() -> str | None:
+    """The commit of the project the user stands in, if it is one."""
+    try:
+        answer = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()

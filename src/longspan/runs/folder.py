@@ -1,0 +1,86 @@
+"""The folder of a run: everything that says what was trained, how, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from longspan.config import RunConfig
+from longspan.errors import UserError
+from longspan.files import whole_folder
+from longspan.runs.checkpoint import SUFFIX
+from longspan.runs.environment import environment, pick_device
+
+if TYPE_CHECKING:
+    from longspan.data import Tokenizer
+
+
+class RunFolder:
+    """`config.toml`, `environment.json`, `tokenizer/`, `metrics.jsonl`, `spans.jsonl`, `checkpoints/`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @staticmethod
+    def create(path: Path, config: RunConfig, tokenizer: Tokenizer) -> RunFolder:
+        """Make the folder of a new run, all of it or nothing; what is already there is never touched."""
+        RunFolder.must_be_new(path)
+        surroundings = environment(pick_device(config.training.device))
+        with whole_folder(path) as partial:
+            (partial / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+            text = json.dumps(surroundings, indent=2) + "\n"
+            (partial / "environment.json").write_text(text, encoding="utf-8")
+            (partial / "checkpoints").mkdir()
+            (partial / "tokenizer").mkdir()
+            tokenizer.save(partial / "tokenizer")
+        return RunFolder(path)
+
+    @staticmethod
+    def must_be_new(path: Path) -> None:
+        if path.exists():
+            raise UserError(
+                f"{path} exists already; choose another folder with --out, "
+                f"or go on with 'longspan train --resume {path}'"
+            )
+
+    @staticmethod
+    def open(path: Path) -> RunFolder:
+        """The run in `path`, which must be one."""
+        if not path.is_dir():
+            raise UserError(f"there is no run folder {path}")
+        if not (path / "config.toml").is_file():
+            raise UserError(f"{path} is not a run folder: it has no config.toml")
+        return RunFolder(path)
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """What the run was told to do."""
+        source = self.path / "config.toml"
+        return RunConfig.from_toml(source.read_text(encoding="utf-8"), str(source))
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer the run was trained with."""
+        from longspan.data import load_tokenizer
+
+        return load_tokenizer(self.path / "tokenizer")
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object per line: what was measured, in order."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def spans(self) -> Path:
+        """One JSON object per line: the span of every head at a step."""
+        return self.path / "spans.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+    def checkpoint(self, which: Literal["last", "best"]) -> Path:
+        """The newest weights, or those with the best score on the validation split."""
+        return self.path / "checkpoints" / f"{which}{SUFFIX}"

@@ -1,0 +1,130 @@
+"""Optimizers and schedules against what their formulas say."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from longspan.config import StageConfig
+from longspan.errors import UserError
+from longspan.optim import Adagrad, build_optimizers, fraction, set_rate
+
+from .tiny import TinyModel
+
+
+def stage(**settings: Any) -> StageConfig:
+    return StageConfig(**{"steps": 100, "learning_rate": 0.5, **settings})
+
+
+class TestAdagrad:
+    @pytest.mark.parametrize("clip", [0.0, 0.3])
+    def test_it_follows_the_formula(self, clip: float) -> None:
+        generator = torch.Generator().manual_seed(3)
+        shapes = [(4, 3), (5,), (), (2, 1, 2)]
+        values = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
+        parameters = [nn.Parameter(v.clone()) for v in values]
+        optimizer = Adagrad(parameters, lr=0.07, clip=clip)
+        sums = [torch.zeros_like(v) for v in values]
+        for step in range(4):
+            for i, p in enumerate(parameters):
+                # Norms on both sides of the clip, so that both branches are taken.
+                g = torch.randn(p.shape, generator=generator, dtype=torch.float64) * 0.1 ** ((step + i) % 3)
+                p.grad = g
+                sums[i] = sums[i] + g * g
+                n = g.norm()
+                rate = 0.07 * clip / (n + 1e-10) if clip > 0 and n > clip else 0.07
+                values[i] = values[i] - rate * g / (sums[i].sqrt() + 1e-10)
+            optimizer.step()
+        for p, v in zip(parameters, values, strict=True):
+            torch.testing.assert_close(p.detach(), v, rtol=1e-12, atol=1e-14)
+        for p, total in zip(parameters, sums, strict=True):
+            assert list(optimizer.state[p]) == ["sum"]
+            torch.testing.assert_close(optimizer.state[p]["sum"], total)
+
+    def test_a_tensor_without_gradient_stays(self) -> None:
+        moved, still = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+        moved.grad = torch.ones(2)
+        optimizer = Adagrad([moved, still], lr=0.5)
+        optimizer.step()
+        assert moved.tolist() == [0.5, 0.5]
+        assert still.tolist() == [1.0, 1.0]
+        assert still not in optimizer.state
+
+
+class TestSchedules:
+    def test_warm_up_is_t_over_warmup_counted_from_one(self) -> None:
+        warm = stage(warmup_steps=4)
+        assert [fraction(warm, t) for t in range(1, 7)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+    def test_constant_without_warm_up(self) -> None:
+        assert {fraction(stage(), t) for t in (1, 50, 100)} == {1.0}
+
+    def test_cosine_goes_from_one_to_the_final_fraction(self) -> None:
+        cosine = stage(schedule="cosine", final_fraction=0.2)
+        assert fraction(cosine, 1) == 1.0
+        assert fraction(cosine, 51) == pytest.approx(0.6, abs=1e-15)
+        assert fraction(cosine, 101) == pytest.approx(0.2, abs=1e-15)
+        assert fraction(cosine, 500) == pytest.approx(0.2, abs=1e-15)
+
+    def test_cosine_follows_the_clock_when_that_is_further_on(self) -> None:
+        timed = stage(schedule="cosine", max_seconds=60.0)
+        assert fraction(timed, 1, 30.0) == pytest.approx(0.5)
+        assert fraction(timed, 51, 6.0) == pytest.approx(0.5)
+        assert fraction(timed, 1, 90.0) == pytest.approx(0.0)
+
+    def test_inverse_square_root_after_warm_up(self) -> None:
+        decaying = stage(schedule="inverse-sqrt", warmup_steps=4)
+        assert fraction(decaying, 2) == 0.5
+        assert fraction(decaying, 4) == 1.0
+        assert fraction(decaying, 16) == 0.5
+        assert fraction(stage(schedule="inverse-sqrt"), 9) == pytest.approx(1 / 3)
+
+    def test_warm_up_multiplies_the_cosine(self) -> None:
+        both = stage(schedule="cosine", warmup_steps=10)
+        assert fraction(both, 5) == pytest.approx(0.5 * (1 + math.cos(math.pi * 4 / 100)) / 2)
+
+
+class TestBuild:
+    @pytest.mark.parametrize("kind", ["adagrad", "adam", "adamw", "sgd", "muon"])
+    def test_every_parameter_is_held_once_and_moves(self, kind: Any) -> None:
+        torch.manual_seed(0)
+        model = TinyModel()
+        optimizers = build_optimizers(model, stage(optimizer=kind, learning_rate=0.01))
+        held = [id(p) for o in optimizers for g in o.param_groups for p in g["params"]]
+        assert sorted(held) == sorted(id(p) for p in model.parameters())
+        before = {n: p.detach().clone() for n, p in model.named_parameters()}
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        for optimizer in optimizers:
+            optimizer.step()
+        assert all(not torch.equal(before[n], p) for n, p in model.named_parameters())
+
+    def test_only_matrices_of_blocks_decay(self) -> None:
+        model = TinyModel()
+        optimizers = build_optimizers(model, stage(optimizer="adamw", weight_decay=0.1))
+        names = {id(p): n for n, p in model.named_parameters()}
+        groups = [g for o in optimizers for g in o.param_groups]
+        decayed = {names[id(p)] for g in groups if g["weight_decay"] > 0 for p in g["params"]}
+        assert decayed == {"mix.weight", "keep.weight"}
+
+    def test_muon_moves_matrices_and_adamw_the_rest_at_its_own_rate(self) -> None:
+        settings = stage(optimizer="muon", learning_rate=0.02, adamw_learning_rate=0.001, momentum=0.95)
+        muon, adamw = build_optimizers(TinyModel(), settings)
+        assert isinstance(muon, torch.optim.Muon)
+        assert isinstance(adamw, torch.optim.AdamW)
+        set_rate([muon, adamw], 0.5)
+        assert {g["lr"] for g in muon.param_groups} == {0.01}
+        assert {g["lr"] for g in adamw.param_groups} == {0.0005}
+        assert all(g["momentum"] == 0.95 for g in muon.param_groups)
+
+    def test_adam_uses_the_given_betas(self) -> None:
+        (adam,) = build_optimizers(TinyModel(), stage(optimizer="adam", beta1=0.8, beta2=0.95))
+        assert {g["betas"] for g in adam.param_groups} == {(0.8, 0.95)}
+
+    def test_adagrad_refuses_weight_decay(self) -> None:
+        with pytest.raises(UserError, match="weight_decay"):
+            build_optimizers(TinyModel(), stage(optimizer="adagrad", weight_decay=0.1))

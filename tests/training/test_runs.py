@@ -1,0 +1,127 @@
+"""Checkpoints and run folders: what is written comes back, and what is damaged is noticed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from longspan.config import RunConfig
+from longspan.errors import UserError
+from longspan.runs import RunFolder, checkpoint, pick_device
+
+
+class NoTokenizer:
+    def save(self, folder: Path) -> None:
+        (folder / "tokenizer.json").write_text("{}")
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    shared = torch.arange(6.0).view(2, 3)
+    return {
+        "model.weight": shared,
+        "model.tied": shared,
+        "model.turned": shared.T,
+        "state.memory": torch.empty(2, 0, 3),
+        "rng.cpu": torch.arange(5, dtype=torch.uint8),
+        "optimizer.step": torch.tensor(3.0),
+        "state.half": torch.ones(2, dtype=torch.bfloat16),
+    }
+
+
+FACTS = {"step": 7, "best": None, "position": {"next": 3}}
+
+
+class TestCheckpoint:
+    def test_it_comes_back_as_it_was(self, tmp_path: Path) -> None:
+        path = tmp_path / "last.safetensors"
+        checkpoint.save(path, tensors(), FACTS)
+        back = checkpoint.load(path)
+        assert back.facts == FACTS
+        assert back.tensors.keys() == tensors().keys()
+        for name, tensor in tensors().items():
+            assert back.tensors[name].dtype == tensor.dtype
+            assert torch.equal(back.tensors[name], tensor)
+        assert back.below("state").keys() == {"memory", "half"}
+        assert [entry.name for entry in tmp_path.iterdir()] == ["last.safetensors"]
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.data())
+    def test_any_flipped_bit_is_noticed(self, tmp_path: Path, data: st.DataObject) -> None:
+        path = tmp_path / "last.safetensors"
+        if not path.exists():
+            checkpoint.save(path, tensors(), FACTS)
+        whole = path.read_bytes()
+        where = data.draw(st.integers(0, len(whole) - 1))
+        broken = bytearray(whole)
+        broken[where] ^= 1 << data.draw(st.integers(0, 7))
+        other = tmp_path / "damaged"
+        other.write_bytes(broken)
+        with pytest.raises(UserError, match="damaged"):
+            checkpoint.load(other)
+
+    @pytest.mark.parametrize("kept", [0, 5, 100, -1])
+    def test_a_truncated_file_is_named(self, tmp_path: Path, kept: int) -> None:
+        path = tmp_path / "last.safetensors"
+        checkpoint.save(path, tensors(), FACTS)
+        path.write_bytes(path.read_bytes()[:kept])
+        with pytest.raises(UserError, match=r"last\.safetensors is truncated or damaged$"):
+            checkpoint.load(path)
+
+    def test_the_other_checkpoint_is_offered(self, tmp_path: Path) -> None:
+        checkpoint.save(tmp_path / "best.safetensors", tensors(), FACTS)
+        (tmp_path / "last.safetensors").write_bytes(b"no")
+        with pytest.raises(UserError, match=r"copy best\.safetensors over it"):
+            checkpoint.load(tmp_path / "last.safetensors")
+
+    def test_a_foreign_file_and_a_missing_one(self, tmp_path: Path) -> None:
+        from safetensors.torch import save_file
+
+        save_file({"a": torch.ones(1)}, tmp_path / "foreign.safetensors")
+        with pytest.raises(UserError, match="not a checkpoint of longspan"):
+            checkpoint.load(tmp_path / "foreign.safetensors")
+        with pytest.raises(UserError, match="there is no checkpoint"):
+            checkpoint.load(tmp_path / "nowhere.safetensors")
+
+    def test_a_failed_write_leaves_the_old_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "last.safetensors"
+        checkpoint.save(path, tensors(), FACTS)
+        before = path.read_bytes()
+        with pytest.raises(TypeError):
+            checkpoint.save(path, tensors(), {"not JSON": object()})
+        assert path.read_bytes() == before
+        assert len(list(tmp_path.iterdir())) == 1
+
+
+class TestRunFolder:
+    def test_it_holds_configuration_environment_and_tokenizer(self, tmp_path: Path) -> None:
+        config = RunConfig(name="a run")
+        run = RunFolder.create(tmp_path / "runs" / "one", config, NoTokenizer())  # type: ignore[arg-type]
+        assert RunFolder.open(run.path).config == config
+        surroundings = json.loads((run.path / "environment.json").read_text())
+        assert surroundings["torch"] == torch.__version__
+        assert surroundings["threads"] == torch.get_num_threads()
+        assert (run.path / "tokenizer" / "tokenizer.json").is_file()
+
+    def test_an_existing_folder_is_not_touched(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.txt").write_text("precious")
+        with pytest.raises(UserError, match="exists already"):
+            RunFolder.create(tmp_path, RunConfig(), NoTokenizer())  # type: ignore[arg-type]
+        assert [entry.name for entry in tmp_path.iterdir()] == ["mine.txt"]
+
+    def test_what_is_no_run_folder_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="not a run folder"):
+            RunFolder.open(tmp_path)
+        with pytest.raises(UserError, match="no run folder"):
+            RunFolder.open(tmp_path / "nowhere")
+
+
+def test_devices_by_name() -> None:
+    assert pick_device("cpu") == torch.device("cpu")
+    for name in ("tpu9", "cuda:99"):
+        with pytest.raises(UserError, match="no device"):
+            pick_device(name)
