@@ -1,1 +1,19 @@
-"""."""
+"""Text as models read it: named corpora, tokenizers, token files and lanes."""
+
+from longspan.data.lanes import Block, LanePosition, Lanes, check_fits
+from longspan.data.prepare import TokenizedCorpus, prepare
+from longspan.data.token_file import TokenFile
+from longspan.data.tokenizers import Tokenizer, TokenStream, load_tokenizer
+
+__all__ = [
+    "Block",
+    "LanePosition",
+    "Lanes",
+    "TokenFile",
+    "TokenStream",
+    "TokenizedCorpus",
+    "Tokenizer",
+    "check_fits",
+    "load_tokenizer",
+    "prepare",
+]

@@ -1,0 +1,143 @@
+"""From a corpus to token files, written once and found again by their fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from longspan.config import DataConfig, TokenizerConfig
+from longspan.data import corpora
+from longspan.data.corpus import SPLITS, Corpus
+from longspan.data.home import home
+from longspan.data.token_file import TokenFile, write_token_file
+from longspan.data.tokenizers import Tokenizer, fit_tokenizer, load_tokenizer
+from longspan.errors import UserError
+from longspan.files import whole_file, whole_folder
+
+# Part of every fingerprint: raise it when the same text and settings would give other tokens.
+_VERSION = 1
+_FACTS = "corpus.json"
+
+Progress = Callable[[str], None]
+
+
+def _quiet(line: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class TokenizedCorpus:
+    """A corpus as token files, with the tokenizer that made them."""
+
+    name: str
+    fingerprint: str
+    tokenizer: Tokenizer
+    splits: dict[str, TokenFile]
+    folder: Path
+
+
+def prepare(config: DataConfig, progress: Progress = _quiet) -> TokenizedCorpus:
+    """The token files of a corpus: found if they were made before, else made now."""
+    return tokenize(corpora.find(config.corpus, progress), config.tokenizer, progress)
+
+
+def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quiet) -> TokenizedCorpus:
+    """The same for a corpus that has been found already."""
+    for split in SPLITS:
+        if corpus.size(split) == 0:
+            raise UserError(f"the {split} split of {corpus.name} is empty: a corpus needs text in all three")
+    fingerprint = _fingerprint(corpus, config)
+    folder = home() / "tokens" / f"{corpus.name}-{fingerprint}"
+    found = _open(folder)
+    if found is not None:
+        return found
+    if folder.exists():
+        progress(f"{folder} is incomplete: preparing it again")
+        shutil.rmtree(folder)
+    _write(folder, corpus, config, fingerprint, progress)
+    written = _open(folder)
+    assert written is not None
+    return written
+
+
+def _write(
+    folder: Path, corpus: Corpus, config: TokenizerConfig, fingerprint: str, progress: Progress
+) -> None:
+    total = sum(corpus.size(split) for split in SPLITS)
+    progress(f"preparing {corpus.name}: {total / 1e6:.1f} MB, {config.kind} tokens")
+    tokenizer = fit_tokenizer(config, corpus)
+    with whole_folder(folder) as partial:
+        tokenizer.save(partial / "tokenizer")
+        facts = {}
+        for split in SPLITS:
+            token_file = write_token_file(partial / f"{split}.tokens", tokenizer, corpus.read(split))
+            facts[split] = token_file.facts()
+            progress(f"preparing {corpus.name}: {split} has {len(token_file):,} tokens")
+        about = {"name": corpus.name, "fingerprint": fingerprint, "settings": asdict(config), "splits": facts}
+        (partial / _FACTS).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def _open(folder: Path) -> TokenizedCorpus | None:
+    """What lies in `folder`, or nothing if anything about it is not as it was written."""
+    try:
+        about = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+        splits = {
+            split: TokenFile(path=folder / f"{split}.tokens", **about["splits"][split]) for split in SPLITS
+        }
+        tokenizer = load_tokenizer(folder / "tokenizer")
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return None
+    if not all(token_file.is_complete() for token_file in splits.values()):
+        return None
+    return TokenizedCorpus(about["name"], about["fingerprint"], tokenizer, splits, folder)
+
+
+def _fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
+    """A hash of everything the tokens depend on: the text of each split and the settings."""
+    return _digest(
+        {
+            "version": _VERSION,
+            "text": _content(corpus),
+            "form": corpus.form,
+            "tokenizer": asdict(config),
+        }
+    )
+
+
+def _content(corpus: Corpus) -> dict[str, str]:
+    """A hash of the bytes of each split, remembered as long as no file changes its size or time."""
+    seen = [
+        (split, str(piece.path), piece.start, piece.stop, *_stamp(piece.path))
+        for split in SPLITS
+        for piece in corpus.splits[split]
+    ]
+    remembered = home() / "content" / f"{_digest(seen)}.json"
+    try:
+        content = json.loads(remembered.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and set(content) == set(SPLITS):
+            return content
+    except (OSError, ValueError):
+        pass
+    content = {}
+    for split in SPLITS:
+        digest = hashlib.blake2b(digest_size=16)
+        for chunk in corpus.read(split):
+            digest.update(chunk)
+        content[split] = digest.hexdigest()
+    with whole_file(remembered) as partial:
+        partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    return content
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,85 @@
+"""A split as tokens on disk: a bare array of the smallest unsigned integers that fit, memory-mapped."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from longspan.data.tokenizers import Tokenizer, id_type
+from longspan.errors import UserError
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """The tokens of a split and how much raw text they stand for."""
+
+    path: Path
+    dtype: str
+    num_tokens: int
+    num_bytes: int  # of the raw text, whatever the tokenizer left out or added
+    num_characters: int  # code points of the raw text, counted as bytes that do not continue one
+    crc32: int  # of the token file
+
+    def __len__(self) -> int:
+        return self.num_tokens
+
+    @cached_property
+    def tokens(self) -> np.memmap[Any, np.dtype[Any]]:
+        return np.memmap(self.path, dtype=self.dtype, mode="r")
+
+    def is_complete(self) -> bool:
+        """Whether the file is there at its full size; `verify` looks at every byte."""
+        size = self.num_tokens * np.dtype(self.dtype).itemsize
+        return self.path.is_file() and self.path.stat().st_size == size
+
+    def verify(self) -> None:
+        """Compare with the checksum that was taken when the file was written."""
+        crc = 0
+        for start in range(0, self.num_tokens, 1 << 22):
+            crc = zlib.crc32(self.tokens[start : start + (1 << 22)].data, crc)
+        if crc != self.crc32:
+            raise UserError(
+                f"{self.path} is damaged: delete the folder {self.path.parent} and prepare it again"
+            )
+
+    def facts(self) -> dict[str, Any]:
+        """Everything but the place, as JSON."""
+        facts = asdict(self)
+        del facts["path"]
+        return facts
+
+
+def write_token_file(path: Path, tokenizer: Tokenizer, chunks: Iterable[bytes]) -> TokenFile:
+    """Tokenize a stream of raw text into `path`, holding only a chunk of it in memory."""
+    dtype = id_type(tokenizer.vocabulary_size)
+    raw = _Counted(chunks)
+    num_tokens = crc = 0
+    with path.open("xb") as file:
+        for ids in tokenizer.encode_split(raw):
+            data = np.ascontiguousarray(ids, dtype=dtype)
+            file.write(data.data)
+            num_tokens += len(data)
+            crc = zlib.crc32(data.data, crc)
+    return TokenFile(path, dtype.name, num_tokens, raw.num_bytes, raw.num_characters, crc)
+
+
+class _Counted:
+    """A stream of bytes that knows how much of it has passed."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = chunks
+        self.num_bytes = self.num_characters = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._chunks:
+            signed = np.frombuffer(chunk, dtype=np.int8)
+            self.num_bytes += len(chunk)
+            # 0x80 to 0xBF, the bytes inside a UTF-8 character, are -128 to -65
+            self.num_characters += int(np.count_nonzero(signed >= -64))
+            yield chunk

@@ -1,0 +1,53 @@
+"""Bytes: 256 tokens, and no text it cannot say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from longspan.config import TokenizerConfig
+from longspan.data.corpus import Corpus
+from longspan.data.text import decoded
+from longspan.data.tokenizers.interface import ByteStream, Ids, Tokenizer, TokenStream
+
+
+class ByteTokenizer(Tokenizer):
+    """A token is a byte of the text's UTF-8 form."""
+
+    form = kind = "byte"
+
+    def __init__(self, *, lowercase: bool = False) -> None:
+        self.lowercase = lowercase
+
+    @staticmethod
+    def fit(config: TokenizerConfig, corpus: Corpus) -> ByteTokenizer:
+        return ByteTokenizer(lowercase=config.lowercase)
+
+    @property
+    def vocabulary_size(self) -> int:
+        return 256
+
+    def encode(self, text: str) -> Ids:
+        return _ids((text.lower() if self.lowercase else text).encode("utf-8", "surrogateescape"))
+
+    def encode_split(self, chunks: Iterable[bytes]) -> Iterator[Ids]:
+        if self.lowercase:
+            return map(self.encode, decoded(chunks))
+        return map(_ids, chunks)
+
+    def stream(self) -> TokenStream:
+        return ByteStream([bytes([value]) for value in range(256)])
+
+    def settings(self) -> dict[str, Any]:
+        return {"lowercase": self.lowercase}
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any], folder: Path) -> ByteTokenizer:
+        return cls(lowercase=settings["lowercase"])
+
+
+def _ids(data: bytes) -> Ids:
+    return np.frombuffer(data, dtype=np.uint8)
