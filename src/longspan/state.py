@@ -48,8 +48,8 @@ class State(Mapping[str, "State | Tensor"]):
         return leaf
 
     def branch(self, name: str) -> State:
-        """The subtree called `name`."""
-        child = self._children[name]
+        """The subtree called `name`; one that is absent is empty, since the flat form cannot tell them apart."""
+        child = self._children.get(name, State({}))
         if not isinstance(child, State):
             raise TypeError(f"{name!r} is a tensor of this state, not a branch")
         return child

@@ -1,1 +1,22 @@
-"""."""
+"""The architectures, and the table of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from longspan.config import ModelConfig
+from longspan.models.adaptive_span import adaptive_span
+from longspan.models.interface import LanguageModel
+from longspan.models.stack import Stack
+
+__all__ = ["ARCHITECTURES", "LanguageModel", "Stack", "build"]
+
+ARCHITECTURES: dict[str, Callable[[Any, int], LanguageModel]] = {
+    "adaptive-span": adaptive_span,
+}
+
+
+def build(config: ModelConfig, vocabulary_size: int) -> LanguageModel:
+    """The model that `config` describes, with fresh weights from torch's random generator."""
+    return ARCHITECTURES[config.architecture](config, vocabulary_size)

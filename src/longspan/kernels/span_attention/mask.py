@@ -1,0 +1,16 @@
+"""The soft edge of a learned span."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def soft_mask(spans_H: Tensor, ramp: int, window: int) -> Tensor:
+    """m_HW for the nearest `window` distances, nearest first: 1 inside the span, falling to 0 over the ramp.
+
+    At the nearest distance m is 1 even for a span of 0, which therefore still lets `ramp` positions through.
+    Clamping passes the gradient at exactly 0 and 1: spans start on such a point.
+    """
+    steps_W = torch.arange(window, device=spans_H.device, dtype=spans_H.dtype)
+    return ((spans_H[:, None] - steps_W) / ramp + 1).clamp(0, 1)

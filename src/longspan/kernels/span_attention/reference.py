@@ -1,0 +1,49 @@
+"""The specification of span attention: one query, one head, one distance at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def span_attention(
+    q_BHTK: Tensor,
+    k_BHSK: Tensor,
+    v_BHSK: Tensor,
+    *,
+    windows_H: Sequence[int],
+    position_keys_LK: Tensor | None = None,
+    spans_H: Tensor | None = None,
+    ramp: int = 1,
+    first_distance: int = 1,
+    epsilon: float = 1e-8,
+) -> Tensor:
+    """As described in the package's docstring, without dropout; gradients come from autograd."""
+    batch, heads, block, width = q_BHTK.shape
+    num_keys = k_BHSK.shape[2]
+    nothing = torch.zeros_like(q_BHTK[0, 0, 0])
+    rows = []
+    for b in range(batch):
+        for h in range(heads):
+            for t in range(block):
+                q = q_BHTK[b, h, t]
+                scores, values, mask = [], [], []
+                for i in range(windows_H[h]):
+                    key = num_keys - block + t - (first_distance + i)
+                    k, v = (k_BHSK[b, h, key], v_BHSK[b, h, key]) if key >= 0 else (nothing, nothing)
+                    score = q @ k
+                    if position_keys_LK is not None:
+                        score = score + q @ position_keys_LK[i]
+                    scores.append(score / math.sqrt(width))
+                    values.append(v)
+                    if spans_H is not None:
+                        mask.append(((spans_H[h] - i) / ramp + 1).clamp(0, 1))
+                weights = torch.softmax(torch.stack(scores), dim=0)
+                if spans_H is not None:
+                    weights = weights * torch.stack(mask)
+                    weights = weights / (weights.sum() + epsilon)
+                rows.append(weights @ torch.stack(values))
+    return torch.stack(rows).view(batch, heads, block, width)

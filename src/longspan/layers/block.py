@@ -1,0 +1,25 @@
+"""What every block of a stack is: `(h_BTD, state) -> (h_BTD, state)`. B batch, T block, D width."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor, nn
+
+from longspan.state import State
+
+
+class Block(nn.Module, ABC):
+    """One step of a stack. A block without memory has an empty state."""
+
+    def initial_state(self, batch_size: int) -> State:
+        """The state of `batch_size` texts that have not begun."""
+        return State({})
+
+    @abstractmethod
+    def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
+        """The hidden states after this block, and its state after them."""
+
+    def decoding_state(self, state: State) -> State:
+        """The same state in the form that makes single tokens cheap while the weights stay fixed."""
+        return state

@@ -1,0 +1,34 @@
+"""The feed-forward block. Shapes: B batch, T block, D width."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from longspan.layers.block import Block
+from longspan.state import State
+
+
+class FeedForward(Block):
+    """FF(u) = W2 dropout(relu(W1 u + b1)) + b2, with a residual.
+
+    Post-norm: out = LN(u + FF(u)). Pre-norm: out = u + FF(LN(u)).
+    """
+
+    def __init__(self, width: int, inner_width: int, *, dropout: float, norm_first: bool) -> None:
+        super().__init__()
+        self.expand = nn.Linear(width, inner_width)
+        self.contract = nn.Linear(inner_width, width)
+        self.norm = nn.LayerNorm(width)
+        self.dropout = dropout
+        self.norm_first = norm_first
+
+    def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
+        if self.norm_first:
+            return h_BTD + self._feed_forward(self.norm(h_BTD)), state
+        return self.norm(h_BTD + self._feed_forward(h_BTD)), state
+
+    def _feed_forward(self, h_BTD: Tensor) -> Tensor:
+        inner = torch.relu(self.expand(h_BTD))
+        return self.contract(F.dropout(inner, self.dropout, self.training))

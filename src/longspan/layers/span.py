@@ -1,0 +1,133 @@
+"""Where a head may look: the same distance for all heads, or one learned span per head.
+
+A span module answers three questions: how far each head must be computed (`windows`), how much must be
+remembered (`memory_length`), and which soft edge the kernel applies (`spans_H`, `ramp`). The first two are
+plain integers, refreshed after every update, so that no forward pass has to ask the device.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from longspan.config import SpanConfig
+
+TRIM = 64
+"""The original cuts attention and memory in multiples of this many positions."""
+
+WINDOW_STEP = 16
+"""Windows are rounded up to a multiple of this, so that shapes change rarely while spans move."""
+
+
+class Span(nn.Module, ABC):
+    """Where the heads of one layer may look."""
+
+    ramp: int
+
+    @property
+    @abstractmethod
+    def windows(self) -> tuple[int, ...]:
+        """For each head, how many distances must be computed."""
+
+    @property
+    @abstractmethod
+    def memory_length(self) -> int:
+        """How many hidden states before the block must be remembered."""
+
+    @abstractmethod
+    def spans_H(self) -> Tensor | None:
+        """The learned spans in tokens, without the ramp; None if no soft edge is wanted."""
+
+
+class FixedSpan(Span):
+    """Every head sees exactly the `limit` nearest positions."""
+
+    def __init__(self, config: SpanConfig, num_heads: int) -> None:
+        super().__init__()
+        self.ramp = config.ramp
+        self._windows = (config.limit,) * num_heads
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        return self._windows
+
+    @property
+    def memory_length(self) -> int:
+        return self._windows[0]
+
+    def spans_H(self) -> Tensor | None:
+        return None
+
+
+class LearnedSpan(Span):
+    """Adaptive attention span (Sukhbaatar et al., 2019, section 3): head h sees about z_h * limit tokens.
+
+    z in [0, 1] is learned. The penalty is loss per token of mean span; `clamp_and_read` follows each update.
+    """
+
+    def __init__(self, config: SpanConfig, num_heads: int) -> None:
+        super().__init__()
+        self.limit = config.limit
+        self.ramp = config.ramp
+        self.penalty_weight = config.penalty
+        self._full_memory = config.memory == "full"
+        self._over_layer = config.softmax_over == "layer"
+        self.fraction_H = nn.Parameter(torch.full((num_heads,), config.start))
+        self.set_fractions([config.start] * num_heads)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        return self._windows
+
+    @property
+    def memory_length(self) -> int:
+        return self._memory_length
+
+    def spans_H(self) -> Tensor | None:
+        return self.fraction_H * self.limit
+
+    def penalty(self) -> Tensor:
+        """The price of looking far: weight * limit * mean over heads of z."""
+        return self.penalty_weight * self.limit * self.fraction_H.mean()
+
+    def sizes_H(self) -> Tensor:
+        """How many tokens each head can see, the ramp included."""
+        return (self.fraction_H.detach() * self.limit).ceil().add(self.ramp).clamp(max=self.limit)
+
+    def set_fractions(self, fractions: Sequence[float]) -> None:
+        """Derive the integer sizes from the values of z, given on the host."""
+        longest = min(self.limit, math.ceil(max(fractions) * self.limit) + self.ramp)
+        trimmed = TRIM * (min(self.limit - 1, self.limit - longest) // TRIM)
+        layer_window = self.limit - trimmed
+        self._memory_length = self.limit if self._full_memory else min(self.limit, layer_window + TRIM)
+        if self._over_layer:
+            self._windows = (layer_window,) * len(fractions)
+        else:
+            self._windows = tuple(self._own_window(fraction) for fraction in fractions)
+
+    def _own_window(self, fraction: float) -> int:
+        # One beyond the last visible position: the mask is 0 there but may still pass a gradient.
+        seen = math.ceil(fraction * self.limit) + self.ramp + 1
+        return min(self.limit, WINDOW_STEP * math.ceil(seen / WINDOW_STEP))
+
+
+def clamp_and_read(spans: Sequence[LearnedSpan]) -> None:
+    """Put every z back into [0, 1] and refresh the integer sizes: one copy to the host for all layers."""
+    if not spans:
+        return
+    with torch.no_grad():
+        for span in spans:
+            span.fraction_H.clamp_(0, 1)
+        fractions_LH = torch.stack([span.fraction_H for span in spans])
+    if fractions_LH.is_meta:
+        return
+    for span, fractions in zip(spans, fractions_LH.tolist(), strict=True):
+        span.set_fractions(fractions)
+
+
+def build_span(config: SpanConfig, num_heads: int) -> Span:
+    return LearnedSpan(config, num_heads) if config.kind == "learned" else FixedSpan(config, num_heads)

@@ -1,0 +1,47 @@
+"""Adaptive Attention Span in Transformers (Sukhbaatar, Grave, Bojanowski, Joulin, 2019).
+
+Every layer is attention over a long memory followed by a feed-forward block, both post-norm:
+
+    u = LN(h + attention(h));    out = LN(u + W2 relu(W1 u + b1) + b2)
+
+Attention scores add to the content term a term for the distance, with one learned key per distance that
+all heads and layers share (section 2). Each head learns how far back it looks (section 3).
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from longspan.config import AdaptiveSpanConfig
+from longspan.heads import SoftmaxHead
+from longspan.layers.attention import Attention
+from longspan.layers.block import Block
+from longspan.layers.feed_forward import FeedForward
+from longspan.layers.positions import LearnedDistanceKeys
+from longspan.layers.span import build_span
+from longspan.models.stack import Stack
+
+
+def adaptive_span(config: AdaptiveSpanConfig, vocabulary_size: int) -> Stack:
+    norm_first = config.norm == "pre"
+    positions = LearnedDistanceKeys(config.span.limit, config.width // config.num_heads)
+    blocks: list[Block] = []
+    for _ in range(config.num_layers):
+        blocks += [
+            Attention(
+                config.width,
+                config.num_heads,
+                span=build_span(config.span, config.num_heads),
+                positions=positions,
+                dropout=config.dropout,
+                norm_first=norm_first,
+            ),
+            FeedForward(config.width, config.inner_width, dropout=config.dropout, norm_first=norm_first),
+        ]
+    return Stack(
+        nn.Embedding(vocabulary_size, config.width),
+        blocks,
+        SoftmaxHead(config.width, vocabulary_size),
+        final_norm=nn.LayerNorm(config.width) if norm_first else None,
+        dropout=config.embedding_dropout,
+    )

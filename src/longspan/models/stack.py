@@ -1,0 +1,83 @@
+"""A model as a stack: embedding, blocks, head. Shapes: B batch, T block, D width."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from longspan.heads import Head
+from longspan.layers.block import Block
+from longspan.layers.span import LearnedSpan, clamp_and_read
+from longspan.models.interface import LanguageModel
+from longspan.state import State
+
+
+class Stack(LanguageModel):
+    """embedding -> block, block, block ... -> head.
+
+    `dropout` acts on the embeddings and on what the head gets. Learned spans, wherever they are in the
+    blocks, report their penalty and sizes through the hooks of the interface.
+    """
+
+    def __init__(
+        self,
+        embedding: nn.Embedding,
+        blocks: Sequence[Block],
+        head: Head,
+        *,
+        final_norm: nn.Module | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.blocks = nn.ModuleList(blocks)
+        self.final_norm = final_norm
+        self.head = head
+        self.dropout = dropout
+        self.vocabulary_size = embedding.num_embeddings
+        self.register_load_state_dict_post_hook(_refresh_after_loading)
+
+    def initial_state(self, batch_size: int) -> State:
+        return self._each_block(lambda block, _: block.initial_state(batch_size))
+
+    def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
+        h_BTD = F.dropout(self.embedding(tokens_BT), self.dropout, self.training)
+        after: dict[str, State | Tensor] = {}
+        for name, block in self.blocks.named_children():
+            h_BTD, after[name] = block(h_BTD, state.branch("blocks").branch(name))
+        if self.final_norm is not None:
+            h_BTD = self.final_norm(h_BTD)
+        return F.dropout(h_BTD, self.dropout, self.training), State({"blocks": State(after)})
+
+    def decoding_state(self, state: State) -> State:
+        blocks = state.branch("blocks")
+        return self._each_block(lambda block, name: block.decoding_state(blocks.branch(name)))
+
+    def penalties(self) -> dict[str, Tensor]:
+        spans = self._learned_spans()
+        return {"span": torch.stack([span.penalty() for span in spans]).sum()} if spans else {}
+
+    def after_update(self) -> None:
+        clamp_and_read(self._learned_spans())
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        spans = self._learned_spans()
+        return {"spans_LH": torch.stack([span.sizes_H() for span in spans])} if spans else {}
+
+    def _learned_spans(self) -> list[LearnedSpan]:
+        return [module for module in self.modules() if isinstance(module, LearnedSpan)]
+
+    def _each_block(self, make: Any) -> State:
+        return State(
+            {"blocks": State({name: make(block, name) for name, block in self.blocks.named_children()})}
+        )
+
+
+def _refresh_after_loading(model: nn.Module, _: Any) -> None:
+    """Integer sizes are derived from the weights: loaded weights bring new ones."""
+    assert isinstance(model, Stack)
+    model.after_update()

@@ -1,0 +1,159 @@
+"""Every path of span attention against the loops of reference.py: values and all gradients, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from longspan.kernels import span_attention as door
+from longspan.kernels.span_attention import eager, head_groups, reference, soft_mask, span_attention
+
+
+def inputs(
+    batch: int, heads: int, block: int, memory: int, width: int, limit: int, spans: list[float] | None
+) -> dict[str, Tensor]:
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+    made = {
+        "q_BHTK": leaf(batch, heads, block, width),
+        "k_BHSK": leaf(batch, heads, memory + block, width),
+        "v_BHSK": leaf(batch, heads, memory + block, width),
+        "position_keys_LK": leaf(limit, width),
+    }
+    if spans is not None:
+        made["spans_H"] = torch.tensor(spans, dtype=torch.float64, requires_grad=True)
+    return made
+
+
+def gradients(out: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    found = torch.autograd.grad((out * weight).sum(), list(tensors.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(tensor) if grad is None else grad
+        for (name, tensor), grad in zip(tensors.items(), found, strict=True)
+    }
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    batch=st.integers(1, 2),
+    heads=st.integers(1, 3),
+    block=st.integers(1, 7),
+    memory=st.integers(0, 9),
+    window=st.integers(1, 9),
+    ramp=st.integers(1, 4),
+    first=st.integers(0, 1),
+    learned=st.booleans(),
+    whole=st.booleans(),
+    chunk=st.integers(1, 4),
+    data=st.data(),
+)
+def test_eager_path_equals_the_loops(
+    batch, heads, block, memory, window, ramp, first, learned, whole, chunk, data
+):
+    # Whole spans put positions exactly on the edges of the clamp, where the gradient must still pass.
+    span = st.integers(0, window).map(float) if whole else st.floats(0, window)
+    spans = data.draw(st.lists(span, min_size=heads, max_size=heads)) if learned else None
+    tensors = inputs(batch, heads, block, memory, 2, window, spans)
+    options = {"windows_H": [window] * heads, "ramp": ramp, "first_distance": first}
+    expected = reference.span_attention(**tensors, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(eager, "CHUNK", chunk)
+        found = span_attention(**tensors, **options)
+        found_gradients = gradients(found, tensors)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    for name, gradient in gradients(expected, tensors).items():
+        torch.testing.assert_close(found_gradients[name], gradient, rtol=1e-9, atol=1e-10, msg=name)
+
+
+def test_without_positions():
+    tensors = inputs(2, 2, 5, 4, 3, 6, [2.5, 0.0])
+    del tensors["position_keys_LK"]
+    options = {"windows_H": [6, 6], "ramp": 2}
+    expected = reference.span_attention(**tensors, **options)
+    found = span_attention(**tensors, **options)
+    torch.testing.assert_close(found, expected)
+    found_gradients = gradients(found, tensors)
+    for name, gradient in gradients(expected, tensors).items():
+        torch.testing.assert_close(found_gradients[name], gradient, msg=name)
+
+
+def test_a_longer_window_changes_nothing_beyond_the_span():
+    tensors = inputs(1, 2, 6, 20, 4, 20, [3.0, 5.5])
+    short = span_attention(**tensors, windows_H=[9, 9], ramp=3)
+    long = span_attention(**tensors, windows_H=[20, 20], ramp=3)
+    torch.testing.assert_close(short, long, rtol=1e-5, atol=1e-6)
+
+
+def test_tiny_mass_inside_the_span_shows_the_epsilon():
+    """The softmax runs over the whole window, so what lies outside the span still takes its share."""
+    q = torch.ones(1, 1, 1, 1, dtype=torch.float64)
+    keys = torch.tensor([18.0, 0.0, 0.0], dtype=torch.float64).view(1, 1, 3, 1)
+    values = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64).view(1, 1, 3, 1)
+    out = span_attention(q, keys, values, windows_H=[2], spans_H=torch.zeros(1, dtype=torch.float64), ramp=1)
+    mass = 1 / (1 + torch.e**18)
+    assert out.item() == pytest.approx(mass / (mass + door.EPSILON), rel=1e-9)
+
+
+def test_dropout_drops_weights_and_keeps_the_mean():
+    tensors = inputs(1, 1, 1, 400, 4, 400, None)
+    ones = torch.ones_like(tensors["v_BHSK"])
+    outs = [
+        span_attention(
+            tensors["q_BHTK"] * 0, tensors["k_BHSK"], ones, windows_H=[400], dropout=0.25, ramp=1
+        ).mean()
+        for _ in range(50)
+    ]
+    mean = torch.stack(outs).mean().item()
+    assert mean == pytest.approx(1.0, abs=0.03)
+    assert torch.stack(outs).std() > 0.01
+
+
+def test_dropout_has_the_gradient_of_what_it_kept():
+    tensors = inputs(2, 2, 5, 3, 3, 4, [1.3, 2.7])
+
+    def run(*leaves: Tensor) -> Tensor:
+        torch.manual_seed(7)
+        named = dict(zip(tensors, leaves, strict=True))
+        return span_attention(**named, windows_H=[4, 4], ramp=2, dropout=0.5)
+
+    assert torch.autograd.gradcheck(run, tuple(tensors.values()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_close_to_float32(dtype):
+    exact = {name: t.detach().float().requires_grad_() for name, t in inputs(1, 2, 9, 5, 8, 12, [4.0, 7.5]).items()}
+    half = {
+        name: t.detach().to(dtype if name in ("q_BHTK", "k_BHSK", "v_BHSK") else t.dtype).requires_grad_()
+        for name, t in exact.items()
+    }
+    options = {"windows_H": [12, 12], "ramp": 4}
+    expected, found = span_attention(**exact, **options), span_attention(**half, **options)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.03)
+    expected_gradients = gradients(expected, exact)
+    for name, gradient in gradients(found, half).items():
+        torch.testing.assert_close(gradient.float(), expected_gradients[name], rtol=0.1, atol=0.06, msg=name)
+
+
+def test_soft_mask_by_hand():
+    mask = soft_mask(torch.tensor([0.0, 2.0, 2.5]), ramp=4, window=7)
+    expected = [
+        [1.0, 0.75, 0.5, 0.25, 0.0, 0.0, 0.0],
+        [1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0],
+        [1.0, 1.0, 1.0, 0.875, 0.625, 0.375, 0.125],
+    ]
+    torch.testing.assert_close(mask, torch.tensor(expected))
+
+
+@given(st.lists(st.integers(1, 8192), min_size=1, max_size=12))
+def test_head_groups_hold_every_head_once_and_nobody_pays_double(windows):
+    groups = head_groups(windows)
+    assert sorted(head for heads in groups for head in heads) == list(range(len(windows)))
+    for heads in groups:
+        reach = [windows[head] for head in heads]
+        assert max(reach) <= 2 * min(reach)
