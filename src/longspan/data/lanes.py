@@ -110,6 +110,6 @@ def check_fits(tokens: Sized, batch_size: int, block_length: int) -> None:
     needed = batch_size * (block_length + 1)
     if len(tokens) < needed:
         raise UserError(
-            f"the text has {len(tokens):,} tokens, but one block of {batch_size} lanes x {block_length} tokens "
+            f"the text has {len(tokens):,} tokens; one block of {batch_size} lanes x {block_length} tokens "
             f"needs {needed:,}: use more text, a smaller batch_size or a smaller block_length"
         )

@@ -18,11 +18,11 @@ def decoded(chunks: Iterable[bytes], *, lowercase: bool = False) -> Iterator[str
     yield decoder.decode(b"", final=True)
 
 
-def whole_words(texts: Iterable[str]) -> Iterator[str]:
-    """The same text, cut only after a blank or the end of a line."""
+def whole_lines(texts: Iterable[str]) -> Iterator[str]:
+    """The same text, cut only after a newline or, where a line is longer than a chunk, before a blank."""
     kept: list[str] = []
     for text in texts:
-        cut = max(text.rfind("\n"), text.rfind(" ")) + 1
+        cut = text.rfind("\n") + 1 or max(text.rfind(" "), 0)
         if cut:
             yield "".join([*kept, text[:cut]])
             kept = []
@@ -30,3 +30,15 @@ def whole_words(texts: Iterable[str]) -> Iterator[str]:
     rest = "".join(kept)
     if rest:
         yield rest
+
+
+def lines(text: str) -> list[str]:
+    """The lines of a text with their newlines; unlike `splitlines`, only a newline ends a line."""
+    parts = [f"{line}\n" for line in text.split("\n")]
+    parts[-1] = parts[-1][:-1]
+    return parts if parts[-1] else parts[:-1]
+
+
+def readable(text: str) -> str:
+    """The same text with U+FFFD where bytes were not UTF-8, for those who cannot take surrogates."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

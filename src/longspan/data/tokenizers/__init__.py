@@ -3,25 +3,66 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from longspan.config import TokenizerConfig
 from longspan.data.corpus import Corpus
+from longspan.data.tokenizers.bpe import BpeTokenizer
 from longspan.data.tokenizers.byte import ByteTokenizer
+from longspan.data.tokenizers.character import CharacterTokenizer
 from longspan.data.tokenizers.interface import SETTINGS, Tokenizer, TokenStream, id_type
+from longspan.data.tokenizers.originals import fit_original
+from longspan.data.tokenizers.sentence_piece import SentencePieceTokenizer
+from longspan.data.tokenizers.symbols import SymbolTokenizer
+from longspan.data.tokenizers.word import WordTokenizer
 from longspan.errors import UserError
 
 __all__ = ["TokenStream", "Tokenizer", "fit_tokenizer", "id_type", "load_tokenizer"]
 
-_FIT = {
+_FIT: dict[str, Callable[[TokenizerConfig, Corpus], Tokenizer]] = {
     "byte": ByteTokenizer.fit,
+    "character": CharacterTokenizer.fit,
+    "word": WordTokenizer.fit,
+    "sentencepiece": SentencePieceTokenizer.fit,
+    "bpe": BpeTokenizer.fit,
+    "adaptive-span": fit_original,
+    "sha-rnn": fit_original,
+    "transformer-xl": fit_original,
 }
-_FORMS: dict[str, type[Tokenizer]] = {cls.form: cls for cls in (ByteTokenizer,)}
+_LEARNED = {"sentencepiece", "bpe"}
+_FORMS: dict[str, type[Tokenizer]] = {
+    cls.form: cls
+    for cls in (
+        ByteTokenizer,
+        CharacterTokenizer,
+        WordTokenizer,
+        SentencePieceTokenizer,
+        BpeTokenizer,
+        SymbolTokenizer,
+    )
+}
 
 
 def fit_tokenizer(config: TokenizerConfig, corpus: Corpus) -> Tokenizer:
     """The tokenizer a configuration describes, with a vocabulary learned from a corpus."""
+    check_settings(config)
     return _FIT[config.kind](config, corpus)
+
+
+def check_settings(config: TokenizerConfig) -> None:
+    """A `UserError` for an option that this kind of tokenizer needs or cannot honour."""
+    size = config.vocabulary_size
+    if config.kind in _LEARNED and size is None:
+        raise UserError(f"the {config.kind} tokenizer needs a vocabulary_size, for example 8000")
+    if size is not None and config.kind not in {"word", *_LEARNED}:
+        raise UserError(
+            f"the text decides the vocabulary of the {config.kind} tokenizer: drop vocabulary_size"
+        )
+    if size is not None and size < 3:
+        raise UserError(f"a vocabulary_size of {size} leaves no room for words: it must be at least 3")
+    if config.lowercase and _FIT[config.kind] is fit_original:
+        raise UserError(f"the {config.kind} project did not lower its text: drop lowercase")
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -32,5 +73,5 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         return _FORMS[settings["form"]].from_settings(settings, Path(folder))
     except FileNotFoundError as problem:
         raise UserError(f"there is no tokenizer in {folder}: {problem.filename} is missing") from None
-    except (ValueError, KeyError, TypeError):
+    except Exception:  # whatever JSON, SentencePiece or tokenizers say of a file they cannot read
         raise UserError(f"the tokenizer in {folder} is damaged: put back the whole folder") from None

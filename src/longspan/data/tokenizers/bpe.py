@@ -1,0 +1,88 @@
+"""Byte pair encoding over bytes, learned from the train split: no text it cannot say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from longspan.config import TokenizerConfig
+from longspan.data.corpus import Corpus
+from longspan.data.text import decoded, lines, readable, whole_lines
+from longspan.data.tokenizers.interface import ByteStream, Ids, Tokenizer, TokenStream
+from longspan.errors import UserError
+
+_MODEL = "bpe.json"
+
+
+class BpeTokenizer(Tokenizer):
+    """A token is a run of bytes that are often together; it never goes on after a newline."""
+
+    form = kind = "bpe"
+
+    def __init__(self, model: tokenizers.Tokenizer, *, lowercase: bool = False) -> None:
+        self.model = model
+        self.lowercase = lowercase
+
+    @staticmethod
+    def fit(config: TokenizerConfig, corpus: Corpus) -> BpeTokenizer:
+        if config.vocabulary_size is None or config.vocabulary_size < 256:
+            raise UserError(
+                "a bpe vocabulary begins with the 256 bytes: vocabulary_size must be at least 256"
+            )
+        model = tokenizers.Tokenizer(models.BPE())
+        model.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split("\n", "merged_with_previous"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
+        )
+        model.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=config.vocabulary_size,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        texts = whole_lines(decoded(corpus.read("train"), lowercase=config.lowercase))
+        model.train_from_iterator(map(readable, texts), trainer)
+        return BpeTokenizer(model, lowercase=config.lowercase)
+
+    @property
+    def vocabulary_size(self) -> int:
+        return int(self.model.get_vocab_size())
+
+    def encode(self, text: str) -> Ids:
+        text = readable(text.lower() if self.lowercase else text)
+        encodings = self.model.encode_batch_fast(lines(text), add_special_tokens=False)
+        return np.concatenate([np.empty(0, np.int32), *(np.array(e.ids, np.int32) for e in encodings)])
+
+    def encode_split(self, chunks: Iterable[bytes]) -> Iterator[Ids]:
+        return map(self.encode, whole_lines(decoded(chunks)))
+
+    def stream(self) -> TokenStream:
+        byte_of = _byte_of_letter()
+        vocabulary = sorted(self.model.get_vocab().items(), key=lambda entry: entry[1])
+        return ByteStream([bytes(byte_of[letter] for letter in token) for token, _ in vocabulary])
+
+    def settings(self) -> dict[str, Any]:
+        return {"lowercase": self.lowercase}
+
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        self.model.save(str(folder / _MODEL))
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any], folder: Path) -> BpeTokenizer:
+        data = (folder / _MODEL).read_bytes()
+        return cls(tokenizers.Tokenizer.from_buffer(data), lowercase=settings["lowercase"])
+
+
+def _byte_of_letter() -> dict[str, int]:
+    """Byte-level models spell bytes as letters: printable Latin-1 as itself, the others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,0 +1,109 @@
+"""SentencePiece: pieces of words, learned from the train split.
+
+Nothing is normalised away and characters outside the vocabulary fall back to bytes, so decoding gives back
+the text (in lower case if asked). A newline is a piece of its own, and pieces never cross lines.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+
+from longspan.config import TokenizerConfig
+from longspan.data.corpus import Corpus
+from longspan.data.text import decoded, lines, readable, whole_lines
+from longspan.data.tokenizers.interface import ByteStream, Ids, Tokenizer, TokenStream
+from longspan.errors import UserError
+
+_MODEL = "sentencepiece.model"
+_SAMPLE_BYTES = 32 << 20  # the trainer holds its text in memory: from longer texts it gets every n-th line
+_LONGEST = 4096  # characters of a line the trainer takes at once
+_BLANK = "\u2581"  # how SentencePiece writes a blank
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A token is a piece of a unigram model."""
+
+    form = kind = "sentencepiece"
+
+    def __init__(self, model: bytes, *, lowercase: bool = False) -> None:
+        self.model = model
+        self.lowercase = lowercase
+        self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+
+    @staticmethod
+    def fit(config: TokenizerConfig, corpus: Corpus) -> SentencePieceTokenizer:
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=_sample(corpus, config.lowercase),
+                model_writer=model,
+                vocab_size=config.vocabulary_size,
+                hard_vocab_limit=False,
+                byte_fallback=True,
+                normalization_rule_name="identity",
+                remove_extra_whitespaces=False,
+                add_dummy_prefix=False,
+                user_defined_symbols=["\n"],
+                max_sentence_length=4 * _LONGEST,
+                bos_id=-1,
+                eos_id=-1,
+                num_threads=1,  # the same pieces on every machine
+                minloglevel=2,
+            )
+        except RuntimeError as problem:
+            reason = " ".join(str(problem).split())
+            raise UserError(
+                f"sentencepiece could not learn {config.vocabulary_size} pieces from {corpus.name}: {reason}"
+            ) from None
+        return SentencePieceTokenizer(model.getvalue(), lowercase=config.lowercase)
+
+    @property
+    def vocabulary_size(self) -> int:
+        return int(self._pieces.vocab_size())
+
+    def encode(self, text: str) -> Ids:
+        text = readable(text.lower() if self.lowercase else text)
+        ids = chain.from_iterable(self._pieces.encode(lines(text)))
+        return np.fromiter(ids, dtype=np.int32)
+
+    def encode_split(self, chunks: Iterable[bytes]) -> Iterator[Ids]:
+        return map(self.encode, whole_lines(decoded(chunks)))
+
+    def stream(self) -> TokenStream:
+        return ByteStream([self._bytes_of(token) for token in range(self.vocabulary_size)])
+
+    def settings(self) -> dict[str, Any]:
+        return {"lowercase": self.lowercase}
+
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        (folder / _MODEL).write_bytes(self.model)
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any], folder: Path) -> SentencePieceTokenizer:
+        return cls((folder / _MODEL).read_bytes(), lowercase=settings["lowercase"])
+
+    def _bytes_of(self, token: int) -> bytes:
+        piece = self._pieces.id_to_piece(token)
+        if self._pieces.is_byte(token):
+            return bytes([int(piece[1:-1], 16)])  # <0x0A>
+        return str(piece).replace(_BLANK, " ").encode()
+
+
+def _sample(corpus: Corpus, lowercase: bool) -> Iterator[str]:
+    every = 1 + corpus.size("train") // _SAMPLE_BYTES
+    texts = whole_lines(decoded(corpus.read("train"), lowercase=lowercase))
+    return islice((piece for text in texts for piece in _pieces(readable(text))), 0, None, every)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    for line in text.split("\n"):
+        for start in range(0, len(line), _LONGEST):
+            yield line[start : start + _LONGEST]

@@ -1,0 +1,70 @@
+"""Counting symbols and putting them in order.
+
+Counts are dictionaries in order of first appearance, so every order can be made from them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from longspan.data.text import whole_lines
+
+EOS = "<eos>"
+UNKNOWN = "<unk>"
+
+Symbol = TypeVar("Symbol")
+
+
+def in_order(counts: dict[Symbol, int], order: Literal["frequency", "first-seen"]) -> list[Symbol]:
+    """The symbols, most frequent first (ties: seen first comes first) or as they were first seen."""
+    return list(counts) if order == "first-seen" else sorted(counts, key=lambda symbol: -counts[symbol])
+
+
+def words_of(text: str) -> list[str]:
+    """Words are what whitespace separates; the end of a line is a word too."""
+    return text.replace("\n", f" {EOS} ").split()
+
+
+def count_words(texts: Iterable[str]) -> dict[str, int]:
+    """Words of a whole split; a last line without a newline ends like the others."""
+    counts: Counter[str] = Counter()
+    ended = True
+    for text in whole_lines(texts):
+        counts.update(words_of(text))
+        ended = text.endswith("\n")
+    if not ended:
+        counts[EOS] += 1
+    return counts
+
+
+def count_bytes(chunks: Iterable[bytes]) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for chunk in chunks:
+        here = np.bincount(np.frombuffer(chunk, dtype=np.uint8), minlength=256)
+        present = np.flatnonzero(here).tolist()
+        for byte in sorted(set(present) - counts.keys(), key=chunk.find):
+            counts[byte] = 0
+        for byte in present:
+            counts[byte] += int(here[byte])
+    return counts
+
+
+def count_characters(texts: Iterable[str]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for text in texts:
+        here = np.bincount(code_points(text))
+        present = [chr(code) for code in np.flatnonzero(here).tolist()]
+        for character in sorted(set(present) - counts.keys(), key=text.find):
+            counts[character] = 0
+        for character in present:
+            counts[character] += int(here[ord(character)])
+    return counts
+
+
+def code_points(text: str) -> npt.NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")

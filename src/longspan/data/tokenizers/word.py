@@ -1,0 +1,110 @@
+"""Words: what whitespace separates, with `<eos>` at the end of every line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from longspan.config import TokenizerConfig
+from longspan.data.corpus import Corpus
+from longspan.data.text import decoded, readable, whole_lines
+from longspan.data.tokenizers.interface import Ids, Tokenizer, TokenStream, lacking
+from longspan.data.tokenizers.vocabulary import EOS, UNKNOWN, count_words, in_order, words_of
+
+
+class WordTokenizer(Tokenizer):
+    """A token is a word. With `unknown`, words outside the vocabulary are `<unk>`; without, an error."""
+
+    form = "word"
+
+    def __init__(
+        self, words: list[str], *, kind: str = "word", lowercase: bool = False, unknown: bool = True
+    ) -> None:
+        self.words = words
+        self.kind = kind
+        self.lowercase = lowercase
+        self.unknown = unknown
+        ids = {word: index for index, word in enumerate(words)}
+        self._ids = _WithUnknown(ids) if unknown else ids
+
+    @staticmethod
+    def fit(config: TokenizerConfig, corpus: Corpus) -> WordTokenizer:
+        """The words of the train split; `<unk>` always has a place, since held-out text may need it."""
+        counts = count_words(decoded(corpus.read("train"), lowercase=config.lowercase))
+        counts.setdefault(EOS, 0)
+        counts.setdefault(UNKNOWN, 0)
+        if config.vocabulary_size is not None:
+            counts = _most_frequent(counts, config.vocabulary_size)
+        return WordTokenizer(in_order(counts, config.order), lowercase=config.lowercase)
+
+    @property
+    def vocabulary_size(self) -> int:
+        return len(self.words)
+
+    def encode(self, text: str) -> Ids:
+        words = words_of(text.lower() if self.lowercase else text)
+        try:
+            return np.fromiter(map(self._ids.__getitem__, words), dtype=np.int32, count=len(words))
+        except KeyError:
+            raise lacking("words", (word for word in words if word not in self._ids)) from None
+
+    def encode_split(self, chunks: Iterable[bytes]) -> Iterator[Ids]:
+        ended = True
+        for text in whole_lines(decoded(chunks)):
+            yield self.encode(text)
+            ended = text.endswith("\n")
+        if not ended:
+            yield self.encode("\n")
+
+    def stream(self) -> TokenStream:
+        return WordStream(self.words)
+
+    def settings(self) -> dict[str, Any]:
+        return {"lowercase": self.lowercase, "unknown": self.unknown, "words": self.words}
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any], folder: Path) -> WordTokenizer:
+        return cls(
+            settings["words"],
+            kind=settings["kind"],
+            lowercase=settings["lowercase"],
+            unknown=settings["unknown"],
+        )
+
+
+class WordStream(TokenStream):
+    """Words with a blank between them; `<eos>` is a newline."""
+
+    def __init__(self, words: list[str]) -> None:
+        self._words = words
+        self._between = ""
+
+    def push(self, token: int) -> str:
+        word = self._words[token]
+        if word == EOS:
+            self._between = ""
+            return "\n"
+        text = self._between + readable(word)
+        self._between = " "
+        return text
+
+    def flush(self) -> str:
+        self._between = ""
+        return ""
+
+
+class _WithUnknown(dict[str, int]):
+    def __missing__(self, word: str) -> int:
+        return self[UNKNOWN]
+
+
+def _most_frequent(counts: dict[str, int], size: int) -> dict[str, int]:
+    """The `size` most frequent words, `<eos>` and `<unk>` always among them; `<unk>` counts the rest."""
+    ranked = [word for word in in_order(counts, "frequency") if word not in (EOS, UNKNOWN)]
+    dropped = set(ranked[max(size - 2, 0) :])
+    kept = {word: count for word, count in counts.items() if word not in dropped}
+    kept[UNKNOWN] += sum(counts[word] for word in dropped)
+    return kept
