@@ -106,8 +106,8 @@ def _complaint(parser: argparse.ArgumentParser, word: str) -> str:
 class _OneLineParser(argparse.ArgumentParser):
     """An argument parser that takes no abbreviations and complains in one line."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, **kwargs)
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see '{self.prog} --help')")

@@ -54,8 +54,8 @@ def _size(tokenizer: Tokenizer, tokens: np.ndarray, start: int, stop: int) -> tu
     for begin in range(start, stop, PIECE):
         end = min(begin + PIECE, stop)
         before = max(0, begin - CONTEXT)
-        whole = tokenizer.decode(tokens[before:end])
-        context = tokenizer.decode(tokens[before:begin])
+        whole = tokenizer.decode(tokens[before:end].tolist())
+        context = tokenizer.decode(tokens[before:begin].tolist())
         num_bytes += len(whole.encode()) - len(context.encode())
         num_characters += len(whole) - len(context)
     return num_bytes, num_characters

@@ -1,0 +1,43 @@
+"""`longspan generate`: let a trained model write on."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+
+def register(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "generate",
+        help="let a trained model continue a text",
+        description="Continue a text, token by token, as it is written. Without a prompt the model starts as "
+        "if at the beginning of a line.",
+    )
+    parser.add_argument("folder", metavar="RUN", help="the run folder")
+    parser.add_argument("--prompt", default="", help="the text to continue; - reads it from standard input")
+    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="how many (default: 200)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, metavar="X", help="0: always the likeliest (default: 0.8)"
+    )
+    parser.add_argument("--top-k", type=int, metavar="N", help="draw from the N likeliest tokens only")
+    parser.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest P of probability")
+    parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text")
+    parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: auto)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    from longspan.language_model import load
+
+    lm = load(args.folder, args.checkpoint, args.device)
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    pieces = lm.stream(prompt, args.tokens, args.temperature, args.top_k, args.top_p, args.seed)
+    first = next(
+        pieces
+    )  # what is wrong with prompt or settings comes to light here, before anything is shown
+    print(prompt, first, sep="", end="", flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print()

@@ -1,0 +1,34 @@
+"""`longspan spans`: how far every head of a run has learned to look back."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from longspan.errors import UserError
+
+
+def register(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "spans",
+        help="how far every head of a run has learned to look back",
+        description="Show the learned spans in the terminal and draw them, with their history, as a picture.",
+    )
+    parser.add_argument("folder", metavar="RUN", help="the run folder")
+    parser.add_argument("--out", metavar="FILE.png", help="where the picture goes (default: RUN/spans.png)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    from longspan.inspection import draw_spans, read_spans, spans_as_text
+    from longspan.runs import RunFolder
+
+    folder = RunFolder.open(Path(args.folder))
+    picture = Path(args.out) if args.out else folder.path / "spans.png"
+    if picture.suffix != ".png":
+        raise UserError(f"the picture is a PNG: give --out a name that ends in .png, not {picture.name}")
+    history = read_spans(folder)
+    draw_spans(history, picture)
+    print(spans_as_text(history))
+    print(f"\npicture: {picture}")

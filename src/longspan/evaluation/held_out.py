@@ -1,0 +1,29 @@
+"""The text to measure a model on, in the model's own tokens."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from longspan.data import TokenFile, Tokenizer, corpora
+from longspan.data.corpus import SPLITS
+from longspan.data.token_file import write_token_file
+from longspan.errors import UserError, nearest
+
+
+@contextmanager
+def held_out(
+    corpus: str, split: str, tokenizer: Tokenizer, progress: Callable[[str], None]
+) -> Iterator[TokenFile]:
+    """The tokens of one split, for as long as the block lasts.
+
+    It is tokenized anew with the tokenizer the model was trained with: the corpus may be another one, or may
+    have changed since, and a vocabulary learned from it now would not be the model's.
+    """
+    if split not in SPLITS:
+        raise UserError(f"there is no split '{split}'{nearest(split, SPLITS)} (one of {', '.join(SPLITS)})")
+    text = corpora.find(corpus, progress)
+    with tempfile.TemporaryDirectory(prefix="longspan-") as folder:
+        yield write_token_file(Path(folder) / f"{split}.tokens", tokenizer, text.read(split))

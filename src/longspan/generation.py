@@ -1,0 +1,107 @@
+"""Sampling text with carried state: the prompt is read once, and no token is ever read again.
+
+Shapes: B batch, T block, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from longspan.errors import UserError
+
+if TYPE_CHECKING:
+    from longspan.models.interface import LanguageModel
+    from longspan.state import State
+
+PROMPT_BLOCK = 512  # the prompt is read in blocks, so that a long one needs no more memory than a short one
+
+
+@torch.no_grad()
+def generate(
+    model: LanguageModel,
+    prompt_ids: Sequence[int] | Tensor,
+    *,
+    tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Iterator[int]:
+    """Yield `tokens` new tokens, each as soon as it is drawn.
+
+    Draws are made on the CPU, with a CPU generator: one seed gives one text, whatever the device.
+    """
+    if model.training:
+        raise ValueError("generation needs a model in evaluation mode: call model.eval() first")
+    if len(prompt_ids) == 0:
+        raise ValueError("generation needs at least one token to begin with")
+    check_sampling(tokens, temperature, top_k, top_p)
+
+    state = model.initial_state(1)
+    device = next(model.parameters()).device
+    prompt_BT = torch.as_tensor(prompt_ids, dtype=torch.long, device=device)[None]
+    *earlier, last = torch.split(prompt_BT, PROMPT_BLOCK, dim=1)
+    for block_BT in earlier:
+        _, state = model(block_BT, state)
+    log_probs_BV, state = _read(model, last, state)
+    state = model.decoding_state(state)
+    for remaining in reversed(range(tokens)):
+        drawn_B = sample(log_probs_BV.cpu(), temperature, top_k, top_p, generator)
+        yield int(drawn_B)
+        if remaining:
+            log_probs_BV, state = _read(model, drawn_B[:, None].to(device), state)
+
+
+def sample(
+    log_probs_BV: Tensor,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Draw one token per row; temperature 0 takes the most probable one."""
+    if temperature == 0:
+        return log_probs_BV.argmax(dim=-1)
+    probs_BV = sampling_distribution(log_probs_BV, temperature, top_k, top_p)
+    return torch.multinomial(probs_BV, 1, generator=generator).squeeze(1)
+
+
+def sampling_distribution(
+    log_probs_BV: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+) -> Tensor:
+    """What tokens are drawn from: first the temperature, then only the `top_k` most probable tokens, then of
+    those the fewest that together reach probability `top_p`; what is left is scaled to 1."""
+    below_best_BV = log_probs_BV - log_probs_BV.amax(dim=-1, keepdim=True)  # so no temperature can overflow
+    scores_BV, order_BV = (below_best_BV / temperature).sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        scores_BV[:, top_k:] = -torch.inf
+    probs_BV = scores_BV.softmax(dim=-1)
+    if top_p is not None and top_p < 1:
+        before_BV = probs_BV.cumsum(dim=-1) - probs_BV
+        beyond_BV = before_BV >= top_p
+        beyond_BV[:, 0] = False  # the most probable token stays, however small top_p is
+        probs_BV = probs_BV.masked_fill(beyond_BV, 0.0)
+        probs_BV = probs_BV / probs_BV.sum(dim=-1, keepdim=True)
+    return torch.zeros_like(probs_BV).scatter(-1, order_BV, probs_BV)
+
+
+def check_sampling(tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Raise `UserError` for settings that mean nothing."""
+    if tokens < 0:
+        raise UserError(f"the number of tokens to generate must be 0 or more, not {tokens}")
+    if not 0 <= temperature < float("inf"):
+        raise UserError(f"temperature must be 0 (always the most probable token) or more, not {temperature}")
+    if top_k is not None and top_k < 1:
+        raise UserError(f"top-k must be at least 1, not {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise UserError(f"top-p must be above 0 and at most 1, not {top_p}")
+
+
+def _read(model: LanguageModel, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
+    """Log-probabilities after the last token of the block, and the state there."""
+    hidden_BTD, state = model(tokens_BT, state)
+    return model.head.log_probs(hidden_BTD[:, -1:])[:, 0], state

@@ -1,0 +1,80 @@
+"""The learned spans of a run, read from its folder, and as text. Shapes: N moments, L layers, H heads."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from longspan.errors import UserError
+from longspan.runs import RunFolder
+
+BARS = "▁▂▃▄▅▆▇█"
+HEADS_PER_LINE = 8
+
+
+@dataclass(frozen=True)
+class SpanHistory:
+    """How far every head looked back, in tokens, as training went on."""
+
+    name: str
+    limit: int
+    steps_N: npt.NDArray[np.int64]
+    spans_NLH: npt.NDArray[np.float64]
+
+    @property
+    def last_LH(self) -> npt.NDArray[np.float64]:
+        """The spans at the latest moment."""
+        last_LH: npt.NDArray[np.float64] = self.spans_NLH[-1]
+        return last_LH
+
+
+def read_spans(run: RunFolder) -> SpanHistory:
+    """The history that training wrote; a line that a killed run left unfinished is passed over."""
+    span = run.config.model.span
+    if span.kind == "fixed":
+        raise UserError(f"the spans of {run.path} are not learned: every head looks back {span.limit} tokens")
+    lines = run.spans.read_text(encoding="utf-8").splitlines(keepends=True) if run.spans.is_file() else []
+    moments = [_moment(run, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]
+    if not moments:
+        raise UserError(f"{run.path} has no spans yet: {run.spans.name} is written while the run trains")
+    steps, spans = zip(*moments, strict=True)
+    return SpanHistory(run.config.name, span.limit, np.array(steps), np.array(spans, dtype=np.float64))
+
+
+def _moment(run: RunFolder, number: int, line: str) -> tuple[int, list[list[float]]]:
+    try:
+        moment = json.loads(line)
+        return int(moment["step"]), moment["spans"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"line {number} of {run.spans} is damaged: delete that line") from None
+
+
+def spans_as_text(history: SpanHistory) -> str:
+    """The latest spans for a terminal: layers down, heads across, each with a bar on a log scale."""
+    shortest = float(history.last_LH.min())
+    num_heads = history.last_LH.shape[1]
+    cell = max(len(str(history.limit)) + 2, len("head 1"))
+    columns = min(num_heads, HEADS_PER_LINE)
+    lines = [
+        f"Learned spans of {history.name} after step {history.steps_N[-1]:,}, "
+        f"in tokens (limit {history.limit:,})",
+        "",
+        "layer    mean   " + "  ".join(f"head {h}".rjust(cell) for h in range(1, columns + 1)),
+    ]
+    for layer, spans_H in enumerate(history.last_LH, 1):
+        cells = [f"{_bar(span, shortest, history.limit)} {span:>{cell - 2}.0f}" for span in spans_H]
+        for start in range(0, num_heads, HEADS_PER_LINE):
+            label = f"{layer:>5}  {spans_H.mean():>6.0f}   " if start == 0 else " " * 16
+            lines.append(label + "  ".join(cells[start : start + HEADS_PER_LINE]))
+    return "\n".join(lines)
+
+
+def _bar(span: float, shortest: float, longest: float) -> str:
+    if longest <= shortest:
+        return BARS[0]
+    height = math.log(max(span, shortest) / shortest) / math.log(longest / shortest)
+    return BARS[min(int(height * len(BARS)), len(BARS) - 1)]

@@ -1,0 +1,129 @@
+"""A trained model together with its tokenizer, from a run folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from longspan.config import RunConfig, schema
+from longspan.data import Tokenizer
+from longspan.errors import UserError
+from longspan.generation import generate
+from longspan.models import LanguageModel, build
+from longspan.runs import RunFolder, checkpoint, pick_device
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """Everything one needs to use a trained model; made by `load`."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    config: RunConfig
+    device: torch.device
+
+    def generate(
+        self,
+        prompt: str = "",
+        tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+    ) -> str:
+        """How the text might go on after `prompt`; the prompt itself is not repeated."""
+        return "".join(self.stream(prompt, tokens, temperature, top_k, top_p, seed))
+
+    def stream(
+        self,
+        prompt: str = "",
+        tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+    ) -> Iterator[str]:
+        """The same text piece by piece, each as soon as its characters are complete.
+
+        Without a prompt the model starts as if at the beginning of a line.
+        """
+        prompt_ids = self._prompt_ids(prompt)
+        generator = torch.Generator()
+        if seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(seed)
+        text = self.tokenizer.stream()
+        for token in prompt_ids:  # what follows depends on it: a blank between two words, half a character
+            text.push(token)
+        for token in generate(
+            self.model,
+            prompt_ids,
+            tokens=tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            generator=generator,
+        ):
+            yield text.push(token)
+        yield text.flush()
+
+    def _prompt_ids(self, prompt: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(prompt).tolist() if prompt else []
+        if ids:
+            return ids
+        try:
+            ids = self.tokenizer.encode("\n").tolist()
+        except UserError:  # a vocabulary without line ends
+            ids = []
+        return ids or [0]
+
+
+def load(
+    run: str | Path,
+    which: Literal["best", "last"] = "best",
+    device: str = "auto",
+    overrides: Mapping[str, str | int | float | bool] | None = None,
+) -> LoadedModel:
+    """The model of a run folder, ready to evaluate and generate.
+
+    `overrides` change options of the run by their dotted names, such as `{"model.span.memory": "full"}`.
+    """
+    folder = RunFolder.open(Path(run))
+    config = _overridden(folder.config, overrides or {})
+    tokenizer = folder.tokenizer()
+    path = folder.checkpoint(which)
+    weights = checkpoint.load(path).below("model")
+    model = build(config.model, tokenizer.vocabulary_size)
+    _check_fit(model, weights, path)
+    model.load_state_dict(weights)
+    target = pick_device(device)
+    return LoadedModel(model.to(target).eval(), tokenizer, config, target)
+
+
+def _overridden(config: RunConfig, overrides: Mapping[str, str | int | float | bool]) -> RunConfig:
+    table = schema.write(config)
+    for name, value in overrides.items():
+        schema.override(table, name, value if isinstance(value, str) else json.dumps(value))
+    return schema.read(RunConfig, table)
+
+
+def _check_fit(model: LanguageModel, weights: Mapping[str, Tensor], path: Path) -> None:
+    wanted = model.state_dict()
+    for name, tensor in wanted.items():
+        if name not in weights:
+            raise UserError(f"{path} does not fit the run's configuration: it lacks the tensor '{name}'")
+        if weights[name].shape != tensor.shape:
+            raise UserError(
+                f"{path} does not fit the run's configuration: '{name}' has shape "
+                f"{list(weights[name].shape)} where the model has {list(tensor.shape)}"
+            )
+    for name in weights:
+        if name not in wanted:
+            raise UserError(f"{path} does not fit the run's configuration: the model has no tensor '{name}'")

@@ -1,0 +1,189 @@
+"""Evaluation of a real model against the plainest loop, and the size of the text it scored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longspan.config import EvaluationConfig
+from longspan.data.tokenizers.byte import ByteTokenizer
+from longspan.errors import UserError
+from longspan.evaluation import Score, evaluate
+from longspan.evaluation.measure import scored_text
+from longspan.evaluation.protocols import every_token, transformer_xl
+from longspan.models import LanguageModel
+from tests.using.tiny import tiny_model, token_file
+
+TEXT = bytes(np.random.default_rng(0).integers(32, 64, 131, dtype=np.uint8))
+
+
+def measure(model: LanguageModel, file: Any, *, block_length: int = 8, **options: Any) -> Score:
+    max_tokens = options.pop("max_tokens", None)
+    progress = options.pop("progress", None)
+    return evaluate(
+        model,
+        file,
+        tokenizer=ByteTokenizer(),
+        config=EvaluationConfig(**{"batch_size": 3, **options}),
+        block_length=block_length,
+        max_tokens=max_tokens,
+        device="cpu",
+        progress=progress,
+    )
+
+
+def nll(model: LanguageModel, text: bytes) -> torch.Tensor:
+    """Nats of every token but the first, read in one piece from an empty state."""
+    tokens = torch.tensor([list(text)])
+    with torch.no_grad():
+        log_probs_BTV, _ = model.log_probs(tokens[:, :-1], model.initial_state(1))
+    return -log_probs_BTV[0].double().gather(1, tokens[0, 1:, None])[:, 0]
+
+
+def test_one_lane_is_one_pass_over_the_text(tmp_path: Path) -> None:
+    model = tiny_model()
+    score = measure(model, token_file(tmp_path, TEXT), batch_size=1)
+    assert score.nats == pytest.approx(float(nll(model, TEXT).sum()), rel=1e-6)
+    assert (score.tokens, score.skipped, score.bytes, score.characters) == (130, 1, 130, 130)
+    assert score.batch_size == 1
+    assert score.block_length == 8
+
+
+@given(st.integers(2, 60), st.integers(1, 7), st.integers(1, 20))
+@settings(max_examples=25, deadline=None)
+def test_every_lane_is_scored_as_if_it_were_alone(
+    num_tokens: int, batch_size: int, block_length: int
+) -> None:
+    """Any length, any lanes, any blocks: padding and neighbours change nothing."""
+    model = tiny_model()
+
+    class File:
+        tokens = np.frombuffer(TEXT[:num_tokens], dtype=np.uint8)
+        num_bytes = num_characters = num_tokens
+
+        def __len__(self) -> int:
+            return num_tokens
+
+    score = measure(model, File(), batch_size=batch_size, block_length=block_length)
+    lanes = every_token(num_tokens, batch_size, block_length).lanes
+    alone = sum(nll(model, TEXT[lane.start : lane.start + lane.length + 1]).sum() for lane in lanes)
+    assert score.nats == pytest.approx(float(alone), rel=1e-5)
+    assert score.tokens == num_tokens - 1
+
+
+def test_block_length_does_not_matter_to_a_block_invariant_model(tmp_path: Path) -> None:
+    model, file = tiny_model(), token_file(tmp_path, TEXT)
+    assert model.block_invariant
+    scores = [measure(model, file, block_length=length).nats for length in (1, 7, 16, 200)]
+    assert scores == pytest.approx([scores[0]] * 4, rel=1e-6)
+
+
+def test_the_configuration_may_say_the_block_length(tmp_path: Path) -> None:
+    file = token_file(tmp_path, TEXT)
+    score = evaluate(
+        tiny_model(),
+        file,
+        tokenizer=ByteTokenizer(),
+        config=EvaluationConfig(block_length=5),
+        block_length=8,
+        device="cpu",
+    )
+    assert score.block_length == 5
+
+
+def test_a_limit_scores_the_first_tokens_only(tmp_path: Path) -> None:
+    model = tiny_model()
+    score = measure(model, token_file(tmp_path, TEXT), batch_size=1, max_tokens=50)
+    assert score.nats == pytest.approx(float(nll(model, TEXT)[:50].sum()), rel=1e-6)
+    assert (score.tokens, score.bytes, score.skipped) == (50, 50, 81)
+    assert "80 lie beyond the limit" in score.skipped_because
+    assert measure(model, token_file(tmp_path, TEXT), max_tokens=10_000).tokens == 130
+
+
+def test_adaptive_span_protocol(tmp_path: Path) -> None:
+    model, batch, block = tiny_model(), 3, 8
+    row = len(TEXT) // batch
+    rows = torch.tensor(list(TEXT))[: batch * row].view(batch, row)
+    state, position, means = model.initial_state(batch), 0, []
+    with torch.no_grad():
+        while True:
+            hidden, state = model(rows[:, position : position + block], state)
+            means.append(float(model.head.nll(hidden, rows[:, position + 1 : position + block + 1]).mean()))
+            position += block
+            if position >= row - block:
+                break
+    score = measure(model, token_file(tmp_path, TEXT), protocol="adaptive-span")
+    assert score.loss == pytest.approx(sum(means) / len(means), rel=1e-6)
+    assert score.tokens == len(means) * batch * block
+    assert score.skipped == len(TEXT) - score.tokens
+
+
+@pytest.mark.parametrize("protocol", ["transformer-xl", "sha-rnn"])
+def test_column_protocols(tmp_path: Path, protocol: str) -> None:
+    model, batch, block = tiny_model(), 3, 8
+    n = len(TEXT) // batch
+    columns = torch.tensor(list(TEXT))[: batch * n].view(batch, n).t()
+    state, total, lengths = model.initial_state(batch), 0.0, 0
+    with torch.no_grad():
+        for i in range(0, n - 1, block):
+            length = min(block, n - 1 - i)
+            hidden, state = model(columns[i : i + length].t(), state)
+            total += length * float(model.head.nll(hidden, columns[i + 1 : i + 1 + length].t()).mean())
+            lengths += length
+    score = measure(model, token_file(tmp_path, TEXT), protocol=protocol)
+    assert score.loss == pytest.approx(total / (n if protocol == "sha-rnn" else lengths), rel=1e-6)
+
+
+def test_dropout_is_off_inside_and_every_mode_comes_back(tmp_path: Path) -> None:
+    model, file = tiny_model(), token_file(tmp_path, TEXT)
+    expected = measure(model, file).nats
+    model.dropout = 0.5
+    model.train()
+    model.head.eval()
+    assert measure(model, file).nats == expected
+    assert model.training
+    assert not model.head.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_progress_counts_up_to_the_last_token(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    measure(tiny_model(), token_file(tmp_path, TEXT), progress=lambda *told: seen.append(told))
+    assert seen[-1] == (130, 130)
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+
+
+def test_nonsense_sizes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="at least 1"):
+        measure(tiny_model(), token_file(tmp_path, TEXT), batch_size=0)
+    with pytest.raises(UserError, match="too few to score"):
+        measure(tiny_model(), token_file(tmp_path, b"x"))
+
+
+# "ä" has two bytes, "€" three, the snake four
+UNICODE = "aä€🐍\n" * 7
+
+
+@pytest.mark.parametrize("max_tokens", [3, 10, 13, 20, 50, 76])
+def test_bytes_and_characters_are_those_of_the_scored_tokens(tmp_path: Path, max_tokens: int) -> None:
+    """The first token, `a`, is never scored; a character counts where it begins."""
+    data = UNICODE.encode()
+    file = token_file(tmp_path, data)
+    scored = data[1 : 1 + max_tokens]
+    walk = every_token(min(len(data), max_tokens + 1), 1, 8)
+    characters = sum(byte & 0xC0 != 0x80 for byte in scored)
+    assert scored_text(file, ByteTokenizer(), walk) == (len(scored), characters)
+
+
+def test_bytes_skipped_between_rows_are_not_counted(tmp_path: Path) -> None:
+    data = UNICODE.encode()
+    walk = transformer_xl(len(data), 4, 8)
+    scored = [data[lane.start + 1 + i] for lane in walk.lanes for i in range(lane.length)]
+    num_bytes, _ = scored_text(token_file(tmp_path, data), ByteTokenizer(), walk)
+    assert num_bytes == len(scored) == len(data) - 4 - len(data) % 4

@@ -1,0 +1,73 @@
+"""Which tokens each protocol scores, against loops written from its description."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longspan.errors import UserError
+from longspan.evaluation.protocols import PROTOCOLS, Walk, adaptive_span, every_token, sha_rnn, transformer_xl
+
+shapes = given(st.integers(2, 300), st.integers(1, 9), st.integers(1, 20))
+few = settings(max_examples=60, deadline=None)
+
+
+def targets(walk: Walk) -> list[int]:
+    return [lane.start + 1 + i for lane in walk.lanes for i in range(lane.length)]
+
+
+@shapes
+@few
+def test_every_token_is_scored_exactly_once(num_tokens: int, batch_size: int, block_length: int) -> None:
+    walk = every_token(num_tokens, batch_size, block_length)
+    assert targets(walk) == list(range(1, num_tokens))
+    assert walk.divisor == walk.tokens == num_tokens - 1
+    assert len(walk.lanes) <= batch_size
+    lengths = [lane.length for lane in walk.lanes]
+    assert max(lengths) - min(lengths) <= 1
+
+
+@shapes
+@few
+def test_adaptive_span_walks_until_no_block_fits(n_tokens: int, batch_size: int, block_length: int) -> None:
+    row = n_tokens // batch_size
+    if row < block_length + 1:
+        with pytest.raises(UserError, match="too few to score"):
+            adaptive_span(n_tokens, batch_size, block_length)
+        return
+    position, expected = 0, []
+    while True:
+        expected += [b * row + position + i + 1 for b in range(batch_size) for i in range(block_length)]
+        position += block_length
+        if position >= row - block_length:
+            break
+    walk = adaptive_span(n_tokens, batch_size, block_length)
+    assert Counter(targets(walk)) == Counter(expected)
+    assert walk.divisor == len(expected)
+
+
+@shapes
+@few
+def test_the_other_originals_score_all_of_a_row_but_its_first(n: int, batch: int, block: int) -> None:
+    row = n // batch
+    if row < 2:
+        with pytest.raises(UserError, match="too few to score"):
+            transformer_xl(n, batch, block)
+        return
+    expected = []
+    for position in range(0, row - 1, block):
+        length = min(block, row - 1 - position)
+        expected += [b * row + position + i + 1 for b in range(batch) for i in range(length)]
+    assert Counter(targets(transformer_xl(n, batch, block))) == Counter(expected)
+    assert Counter(targets(sha_rnn(n, batch, block))) == Counter(expected)
+    assert transformer_xl(n, batch, block).divisor == len(expected)
+    assert sha_rnn(n, batch, block).divisor == row * batch
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_single_token_cannot_be_scored(protocol: str) -> None:
+    with pytest.raises(UserError, match="too few to score"):
+        PROTOCOLS[protocol](1, 1, 1)

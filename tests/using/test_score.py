@@ -1,0 +1,41 @@
+"""The arithmetic of a score."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from longspan.evaluation import Score
+
+SCORE = Score(
+    nats=80.0 * math.log(2),
+    tokens=20,
+    divisor=20,
+    bytes=40,
+    characters=32,
+    skipped=1,
+    skipped_because="the first token has nothing before it",
+    protocol="every-token",
+    batch_size=1,
+    block_length=8,
+)
+
+
+def test_each_figure_has_its_own_denominator() -> None:
+    assert SCORE.loss == pytest.approx(4 * math.log(2))
+    assert SCORE.bits_per_token == pytest.approx(4.0)
+    assert SCORE.perplexity == pytest.approx(16.0)
+    assert SCORE.bits_per_byte == pytest.approx(2.0)
+    assert SCORE.bits_per_character == pytest.approx(2.5)
+
+
+def test_a_protocol_may_divide_by_more_than_it_scores() -> None:
+    score = dataclasses.replace(SCORE, divisor=40)
+    assert score.bits_per_token == pytest.approx(2.0)
+    assert score.bits_per_byte == SCORE.bits_per_byte  # the text is what it is
+
+
+def test_a_hopeless_model_has_infinite_perplexity() -> None:
+    assert dataclasses.replace(SCORE, nats=1e6).perplexity == math.inf

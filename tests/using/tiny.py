@@ -1,0 +1,48 @@
+"""Small things to use: a model, a token file, a run folder, none of them trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from longspan.config import AdaptiveSpanConfig, DataConfig, RunConfig, SpanConfig, TokenizerConfig
+from longspan.data import TokenFile, Tokenizer
+from longspan.data.token_file import write_token_file
+from longspan.data.tokenizers.byte import ByteTokenizer
+from longspan.models import LanguageModel, build
+from longspan.runs import RunFolder, checkpoint
+
+MODEL = AdaptiveSpanConfig(
+    num_layers=2, width=16, num_heads=2, inner_width=16, span=SpanConfig(limit=12, ramp=4, start=0.5)
+)
+
+
+def tiny_model(vocabulary_size: int = 256, config: AdaptiveSpanConfig = MODEL) -> LanguageModel:
+    torch.manual_seed(0)
+    return build(config, vocabulary_size).eval()
+
+
+def token_file(folder: Path, text: bytes, tokenizer: Tokenizer | None = None) -> TokenFile:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{len(list(folder.iterdir()))}.tokens"
+    return write_token_file(path, tokenizer or ByteTokenizer(), [text])
+
+
+def run_folder(path: Path, tokenizer: Tokenizer | None = None, corpus: str = "python") -> RunFolder:
+    """A run that never was: fresh weights as `best` and `last`, and three moments of spans."""
+    tokenizer = tokenizer or ByteTokenizer()
+    config = RunConfig(
+        name="tiny",
+        model=MODEL,
+        data=DataConfig(corpus=corpus, tokenizer=TokenizerConfig(kind=tokenizer.kind)),
+    )
+    run = RunFolder.create(path, config, tokenizer)
+    model = tiny_model(tokenizer.vocabulary_size)
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    for which in ("best", "last"):
+        checkpoint.save(run.checkpoint(which), tensors, {"step": 30})
+    moments = [{"step": 10 * n, "spans": [[4, 4 + n], [4 + 2 * n, 4]]} for n in (1, 2, 3)]
+    run.spans.write_text("".join(json.dumps(moment) + "\n" for moment in moments))
+    return run
