@@ -2,6 +2,7 @@
 
 from longspan.data.lanes import Block, LanePosition, Lanes, check_fits
 from longspan.data.prepare import TokenizedCorpus, prepare
+from longspan.data.statistics import order_0_entropy
 from longspan.data.token_file import TokenFile
 from longspan.data.tokenizers import Tokenizer, TokenStream, load_tokenizer
 
@@ -15,5 +16,6 @@ __all__ = [
     "Tokenizer",
     "check_fits",
     "load_tokenizer",
+    "order_0_entropy",
     "prepare",
 ]

@@ -1,76 +1,137 @@
-"""Corpora by name, and any file or folder of text."""
+"""Corpora by name, and any file or folder of text.
+
+The checksums are those of the archives as first published; every mirror has to match them.
+"""
 
 from __future__ import annotations
 
-import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
-from longspan.data import splitting
-from longspan.data.corpus import SPLITS, Corpus, Piece
+from longspan.data import local, registry
+from longspan.data.corpus import Corpus, Form, Piece
+from longspan.data.download import Archive, Progress, unpacked
+from longspan.data.home import home
 from longspan.errors import UserError, nearest
 
-Progress = Callable[[str], None]
+_WIKITEXT_SPLITS = {"train": "wiki.train.tokens", "valid": "wiki.valid.tokens", "test": "wiki.test.tokens"}
+_HELD_OUT_BYTES = 5_000_000  # of enwik8 and text8, for valid and for test
 
-_NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
-_SNIFF_BYTES = 8192
+ENWIK8 = Archive(
+    name="enwik8.zip",
+    checksum="sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
+    urls=("https://mattmahoney.net/dc/enwik8.zip", "https://data.deepai.org/enwik8.zip"),
+    members={"enwik8": "enwik8"},
+)
+TEXT8 = Archive(
+    name="text8.zip",
+    checksum="sha256:a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
+    urls=("https://mattmahoney.net/dc/text8.zip", "https://data.deepai.org/text8.zip"),
+    members={"text8": "text8"},
+)
+WIKITEXT_2 = Archive(
+    name="wikitext-2-v1.zip",
+    checksum="md5:542ccefacc6c27f945fb54453812b3cd",
+    urls=(
+        "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-2-v1.zip",
+        "https://wikitext.smerity.com/wikitext-2-v1.zip",
+    ),
+    members={f"wikitext-2/{name}": name for name in _WIKITEXT_SPLITS.values()},
+)
+WIKITEXT_103 = Archive(
+    name="wikitext-103-v1.zip",
+    checksum="md5:9ddaacaf6af0710eda8c456decff7832",
+    urls=(
+        "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-v1.zip",
+        "https://wikitext.smerity.com/wikitext-103-v1.zip",
+    ),
+    members={f"wikitext-103/{name}": name for name in _WIKITEXT_SPLITS.values()},
+)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A corpus that comes with the package."""
+
+    about: str
+    load: Callable[[Progress], Corpus]
+    archive: Archive | None = None
+
+
+def _downloaded(name: str, about: str, archive: Archive, splits: Callable[[str, Path], Corpus]) -> Named:
+    return Named(
+        about,
+        lambda progress: splits(name, unpacked(archive, folder_of(name), home() / "downloads", progress)),
+        archive,
+    )
+
+
+def _by_bytes(form: Form) -> Callable[[str, Path], Corpus]:
+    """One file; its last bytes are held out, as everybody does."""
+
+    def splits(name: str, folder: Path) -> Corpus:
+        path = folder / name
+        size = path.stat().st_size
+        cuts = (0, size - 2 * _HELD_OUT_BYTES, size - _HELD_OUT_BYTES, size)
+        train, valid, test = ((Piece(path, start, stop),) for start, stop in pairwise(cuts))
+        return Corpus(name, {"train": train, "valid": valid, "test": test}, form)
+
+    return splits
+
+
+def _wikitext(name: str, folder: Path) -> Corpus:
+    return Corpus(name, {split: (Piece.whole(folder / file),) for split, file in _WIKITEXT_SPLITS.items()})
+
+
+NAMED = {
+    "python": Named(
+        "the sources of Python's standard library on this machine", lambda progress: local.python_sources()
+    ),
+    "enwik8": _downloaded(
+        "enwik8", "the first 100 MB of an English Wikipedia dump of 2006", ENWIK8, _by_bytes("bytes")
+    ),
+    "text8": _downloaded(
+        "text8", "100 MB of English Wikipedia, only letters and blanks", TEXT8, _by_bytes("letters")
+    ),
+    "wikitext-2": _downloaded(
+        "wikitext-2", "good Wikipedia articles, 2 million words, rare ones <unk>", WIKITEXT_2, _wikitext
+    ),
+    "wikitext-103": _downloaded(
+        "wikitext-103", "good Wikipedia articles, 103 million words, rare ones <unk>", WIKITEXT_103, _wikitext
+    ),
+}
+
+
+def folder_of(name: str) -> Path:
+    """Where the files of a downloaded corpus lie."""
+    return home() / "corpora" / name
 
 
 def find(name_or_path: str, progress: Progress) -> Corpus:
-    """The corpus with this name, or the text in this file or folder."""
-    if name_or_path == "python":
-        return python_sources()
+    """The corpus with this name (downloaded first if need be), or the text in this file or folder."""
+    if name_or_path in NAMED:
+        return NAMED[name_or_path].load(progress)
+    added = registry.registered()
+    if name_or_path in added:
+        return replace(local.from_path(added[name_or_path]), name=name_or_path)
     path = Path(name_or_path).expanduser()
-    if path.is_file():
-        return from_file(path)
-    if path.is_dir():
-        return from_folder(path)
-    raise UserError(f"there is no corpus, file or folder '{name_or_path}'{nearest(name_or_path, ['python'])}")
+    if path.exists():
+        return local.from_path(path)
+    hint = nearest(name_or_path, [*NAMED, *added])
+    raise UserError(
+        f"there is no corpus, file or folder '{name_or_path}'{hint} ('longspan data list' lists them)"
+    )
 
 
-def python_sources() -> Corpus:
-    """The standard library of the Python that is running, split by file."""
-    folder = Path(sysconfig.get_path("stdlib"))
-    files = [
-        path
-        for path in folder.rglob("*.py")
-        if not _NOT_STANDARD_LIBRARY.intersection(path.relative_to(folder).parts) and path.is_file()
-    ]
-    return Corpus("python", splitting.by_file(folder, _in_order(folder, files)))
-
-
-def from_file(path: Path) -> Corpus:
-    """One text, cut by position."""
-    if path.stat().st_size == 0:
-        raise UserError(f"{path} is empty: there is no text to learn from")
-    return Corpus(path.stem, splitting.by_position(str(path), [Piece.whole(path)]))
-
-
-def from_folder(folder: Path) -> Corpus:
-    """`train.txt`, `valid.txt` and `test.txt` if they are there, else every text file, split by file."""
-    own_splits = {split: folder / f"{split}.txt" for split in SPLITS}
-    if all(path.is_file() for path in own_splits.values()):
-        return Corpus(
-            folder.resolve().name, {split: (Piece.whole(path),) for split, path in own_splits.items()}
-        )
-    files = _in_order(folder, [path for path in _visible_files(folder) if _is_text(path)])
-    if not files:
-        raise UserError(f"{folder} holds no text files")
-    return Corpus(folder.resolve().name, splitting.by_file(folder, files))
-
-
-def _visible_files(folder: Path) -> Iterator[Path]:
-    for path in folder.rglob("*"):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if not hidden and path.is_file():
-            yield path
-
-
-def _is_text(path: Path) -> bool:
-    with path.open("rb") as file:
-        beginning = file.read(_SNIFF_BYTES)
-    return bool(beginning) and b"\0" not in beginning
-
-
-def _in_order(folder: Path, files: list[Path]) -> list[Path]:
-    return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
+def add(name: str, place: Path) -> Path:
+    """Give a file or folder of text a name."""
+    place = place.expanduser().absolute()
+    if name in NAMED:
+        raise UserError(f"'{name}' is a corpus that comes with longspan: choose another name")
+    if not name or "/" in name or Path(name).exists():
+        raise UserError(f"'{name}' reads like a path: choose a name such as 'novels'")
+    local.from_path(place)  # complains now rather than when a training begins
+    registry.register(name, place)
+    return place

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,16 @@ from typing import Any
 from longspan.config import DataConfig, TokenizerConfig
 from longspan.data import corpora
 from longspan.data.corpus import SPLITS, Corpus
+from longspan.data.download import Progress
 from longspan.data.home import home
 from longspan.data.token_file import TokenFile, write_token_file
-from longspan.data.tokenizers import Tokenizer, fit_tokenizer, load_tokenizer
+from longspan.data.tokenizers import Tokenizer, check_settings, fit_tokenizer, load_tokenizer
 from longspan.errors import UserError
 from longspan.files import whole_file, whole_folder
 
 # Part of every fingerprint: raise it when the same text and settings would give other tokens.
 _VERSION = 1
 _FACTS = "corpus.json"
-
-Progress = Callable[[str], None]
 
 
 def _quiet(line: str) -> None:
@@ -43,7 +41,13 @@ class TokenizedCorpus:
 
 def prepare(config: DataConfig, progress: Progress = _quiet) -> TokenizedCorpus:
     """The token files of a corpus: found if they were made before, else made now."""
-    return tokenize(corpora.find(config.corpus, progress), config.tokenizer, progress)
+    check_settings(config.tokenizer)
+    try:
+        return tokenize(corpora.find(config.corpus, progress), config.tokenizer, progress)
+    except OSError as problem:  # a file that may not be read, a disk that is full
+        reason = problem.strerror or str(problem)
+        place = f" ({problem.filename})" if problem.filename else ""
+        raise UserError(f"could not prepare {config.corpus}: {reason}{place}") from None
 
 
 def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quiet) -> TokenizedCorpus:
@@ -52,7 +56,7 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quie
         if corpus.size(split) == 0:
             raise UserError(f"the {split} split of {corpus.name} is empty: a corpus needs text in all three")
     fingerprint = _fingerprint(corpus, config)
-    folder = home() / "tokens" / f"{corpus.name}-{fingerprint}"
+    folder = home() / "tokens" / f"{corpus.name[:40]}-{fingerprint}"
     found = _open(folder)
     if found is not None:
         return found

@@ -18,7 +18,7 @@ from longspan.data.tokenizers.symbols import SymbolTokenizer
 from longspan.data.tokenizers.word import WordTokenizer
 from longspan.errors import UserError
 
-__all__ = ["TokenStream", "Tokenizer", "fit_tokenizer", "id_type", "load_tokenizer"]
+__all__ = ["TokenStream", "Tokenizer", "check_settings", "fit_tokenizer", "id_type", "load_tokenizer"]
 
 _FIT: dict[str, Callable[[TokenizerConfig, Corpus], Tokenizer]] = {
     "byte": ByteTokenizer.fit,
@@ -46,7 +46,6 @@ _FORMS: dict[str, type[Tokenizer]] = {
 
 def fit_tokenizer(config: TokenizerConfig, corpus: Corpus) -> Tokenizer:
     """The tokenizer a configuration describes, with a vocabulary learned from a corpus."""
-    check_settings(config)
     return _FIT[config.kind](config, corpus)
 
 

@@ -1,0 +1,110 @@
+"""Archives from the web: mirrors tried in turn, checked, unpacked whole or not at all."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pooch
+
+from longspan.errors import UserError
+from longspan.files import whole_folder
+
+Progress = Callable[[str], None]
+
+# A mirror that everything published once is likely to be in; `id_` asks for the file as it was.
+_WEB_ARCHIVE = "https://web.archive.org/web/2023id_/"
+_TIMEOUT_SECONDS = 30
+_MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A zip file, where it can be had, and which files to take out of it."""
+
+    name: str
+    checksum: str  # "sha256:..." or "md5:...", of the zip file
+    urls: tuple[str, ...]
+    members: Mapping[str, str]  # path in the archive -> name after unpacking
+
+    @property
+    def mirrors(self) -> tuple[str, ...]:
+        return (*self.urls, _WEB_ARCHIVE + self.urls[0])
+
+
+def unpacked(archive: Archive, folder: Path, downloads: Path, progress: Progress) -> Path:
+    """`folder` with the archive's files in it, after downloading the archive if need be."""
+    if not folder.is_dir():
+        source = _fetched(archive, downloads, progress)
+        progress(f"unpacking {archive.name}")
+        with zipfile.ZipFile(source) as zipped, whole_folder(folder) as partial:
+            for member, name in archive.members.items():
+                with zipped.open(member) as packed, (partial / name).open("xb") as file:
+                    while chunk := packed.read(1 << 20):
+                        file.write(chunk)
+    return folder
+
+
+def _fetched(archive: Archive, downloads: Path, progress: Progress) -> Path:
+    path = downloads / archive.name
+    algorithm, _, expected = archive.checksum.partition(":")
+    if path.exists():
+        if pooch.file_hash(str(path), alg=algorithm) != expected:
+            raise UserError(
+                f"{path} is damaged or another file (its {algorithm} is not {expected}): "
+                "delete it, or put the right one there"
+            )
+        return path
+    pooch.get_logger().setLevel("ERROR")  # `progress` says it already
+    for url in archive.mirrors:
+        progress(f"downloading {url}")
+        try:
+            pooch.retrieve(
+                url,
+                known_hash=archive.checksum,
+                fname=archive.name,
+                path=downloads,
+                downloader=pooch.HTTPDownloader(
+                    progressbar=_Tenths(archive.name, progress),
+                    timeout=_TIMEOUT_SECONDS,
+                    headers={"User-Agent": "Mozilla/5.0 (longspan)"},  # one mirror turns plain tools away
+                ),
+            )
+        except (OSError, ValueError) as problem:  # no network, no such file, or not the right file
+            progress(f"that failed: {_first_line(problem)}")
+            continue
+        return path
+    raise UserError(
+        f"could not download {archive.name}: get it from {archive.urls[0]} or elsewhere and put it at {path}"
+    )
+
+
+def _first_line(problem: Exception) -> str:
+    lines = str(problem).splitlines() or [type(problem).__name__]
+    return lines[0][:120]
+
+
+class _Tenths:
+    """What pooch takes for a progress bar; says a line every tenth of the way."""
+
+    def __init__(self, name: str, progress: Progress) -> None:
+        self._name = name
+        self._progress = progress
+        self._done = self._said = 0
+        self.total = 0
+
+    def update(self, size: int) -> None:
+        self._done += size
+        tenth = 10 * self._done // self.total if self.total else 0
+        if tenth > self._said:
+            self._said = tenth
+            done, total = self._done / _MEGABYTE, self.total / _MEGABYTE
+            self._progress(f"downloading {self._name}: {done:.0f} of {total:.0f} MB")
+
+    def reset(self) -> None:
+        self._done = self._said = 0
+
+    def close(self) -> None:
+        pass
