@@ -39,9 +39,12 @@ def whole_folder(path: Path) -> Iterator[Path]:
         for entry in partial.rglob("*"):
             _to_disk(entry)
         _to_disk(partial)
-        if not path.exists():
+        try:
             os.replace(partial, path)
-            _to_disk(path.parent)
+        except OSError:
+            if not path.is_dir():
+                raise
+        _to_disk(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
