@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longspan.config import EvaluationConfig
+from longspan.config import DataConfig, EvaluationConfig, TokenizerConfig
+from longspan.data import prepare
 from longspan.data.tokenizers.byte import ByteTokenizer
 from longspan.errors import UserError
 from longspan.evaluation import Score, evaluate
@@ -179,6 +180,21 @@ def test_bytes_and_characters_are_those_of_the_scored_tokens(tmp_path: Path, max
     walk = every_token(min(len(data), max_tokens + 1), 1, 8)
     characters = sum(byte & 0xC0 != 0x80 for byte in scored)
     assert scored_text(file, ByteTokenizer(), walk) == (len(scored), characters)
+
+
+@pytest.mark.parametrize("kind", ["character", "word", "sentencepiece", "bpe"])
+def test_text_is_measured_alike_from_either_end(tmp_path: Path, kind: Any) -> None:
+    """A few tokens are measured directly, many as the whole less the rest: both are what they decode to."""
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"der Käse {n % 90} kostet {n % 7} €\nund 🐍 nichts\n" for n in range(300)))
+    size = 300 if kind in ("sentencepiece", "bpe") else None
+    corpus = prepare(DataConfig(corpus=str(path), tokenizer=TokenizerConfig(kind=kind, vocabulary_size=size)))
+    file, decode = corpus.splits["test"], corpus.tokenizer.decode
+    first = decode(file.tokens[:1])
+    for num_tokens in (2, len(file) // 3, len(file) - 5, len(file)):
+        text = decode(file.tokens[:num_tokens])
+        expected = (len(text.encode()) - len(first.encode()), len(text) - len(first))
+        assert scored_text(file, corpus.tokenizer, every_token(num_tokens, 3, 8)) == expected
 
 
 def test_bytes_skipped_between_rows_are_not_counted(tmp_path: Path) -> None:

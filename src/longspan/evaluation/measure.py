@@ -21,7 +21,7 @@ def scored_text(token_file: TokenFile, tokenizer: Tokenizer, walk: Walk) -> tupl
     """Bytes and characters of the text that the scored tokens of `walk` stand for.
 
     The file knows the exact size of its whole text; the smaller of the two parts, scored or skipped, is
-    decoded and measured.
+    decoded and measured. What a tokenizer loses (case, double blanks, unknown words) shows only in the whole.
     """
     scored = [(lane.start + 1, lane.start + 1 + lane.length) for lane in walk.lanes]
     skipped = list(_gaps(scored, len(token_file)))
