@@ -125,6 +125,9 @@ class TestBuild:
         (adam,) = build_optimizers(TinyModel(), stage(optimizer="adam", beta1=0.8, beta2=0.95))
         assert {g["betas"] for g in adam.param_groups} == {(0.8, 0.95)}
 
-    def test_adagrad_refuses_weight_decay(self) -> None:
-        with pytest.raises(UserError, match="weight_decay"):
-            build_optimizers(TinyModel(), stage(optimizer="adagrad", weight_decay=0.1))
+    def test_muon_without_matrices_says_so(self) -> None:
+        model = TinyModel()
+        model.mix.requires_grad_(False)
+        model.keep.requires_grad_(False)
+        with pytest.raises(UserError, match="use adamw"):
+            build_optimizers(model, stage(optimizer="muon"))

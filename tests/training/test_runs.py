@@ -17,6 +17,7 @@ from longspan.runs import RunFolder, checkpoint, pick_device
 
 class NoTokenizer:
     def save(self, folder: Path) -> None:
+        folder.mkdir()
         (folder / "tokenizer.json").write_text("{}")
 
 

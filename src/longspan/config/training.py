@@ -37,6 +37,18 @@ class StageConfig:
         None, help="end the stage after this much training time; a cosine then runs over the time"
     )
 
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.learning_rate <= 0:
+            raise ValueError("steps must be at least 1 and learning_rate above 0")
+        if self.max_seconds is not None and self.max_seconds <= 0:
+            raise ValueError("max_seconds must be above 0")
+        if min(self.warmup_steps, self.clip_norm, self.weight_decay) < 0:
+            raise ValueError("warmup_steps, clip_norm and weight_decay must not be negative")
+        if not all(0.0 <= part < 1.0 for part in (self.momentum, self.beta1, self.beta2)):
+            raise ValueError("momentum, beta1 and beta2 must lie between 0 and 1")
+        if self.optimizer == "adagrad" and self.weight_decay > 0:
+            raise ValueError("adagrad has no weight_decay; use adamw")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
@@ -53,9 +65,17 @@ class TrainingConfig:
     compile: bool = option(False, help="compile the model with torch.compile")
     device: str = option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one")
     seed: int = option(1, help="seed of initial weights, dropout and block lengths")
-    log_every: int = option(50, help="steps between two lines of metrics")
+    log_every: int = option(50, help="steps between two lines of metrics; 0 for none until the end")
     evaluate_every: int = option(1000, help="steps between two evaluations; 0 for none until the end")
     checkpoint_every: int = option(1000, help="steps between two checkpoints; 0 for none until the end")
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.block_length < 1:
+            raise ValueError("batch_size and block_length must be at least 1")
+        if not 1 <= self.micro_batches <= self.batch_size:
+            raise ValueError(f"micro_batches must lie between 1 and the batch_size, {self.batch_size}")
+        if min(self.log_every, self.evaluate_every, self.checkpoint_every) < 0:
+            raise ValueError("log_every, evaluate_every and checkpoint_every must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,7 +126,8 @@ def clamp_and_read(spans: Sequence[LearnedSpan]) -> None:
     if fractions_LH.is_meta:
         return
     for span, fractions in zip(spans, fractions_LH.tolist(), strict=True):
-        span.set_fractions(fractions)
+        if not any(map(math.isnan, fractions)):  # a diverged model has no sizes: its loss will tell
+            span.set_fractions(fractions)
 
 
 def build_span(config: SpanConfig, num_heads: int) -> Span:

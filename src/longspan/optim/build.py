@@ -40,8 +40,6 @@ def build_optimizers(model: LanguageModel, stage: StageConfig) -> list[Optimizer
     rate = stage.learning_rate
     groups = _group(matrices, rate, stage.weight_decay) + _group(others, rate)
     if stage.optimizer == "adagrad":
-        if stage.weight_decay:
-            raise UserError("'weight_decay' must be 0 with adagrad, which has none")
         return [Adagrad(groups, lr=rate, clip=stage.clip_norm)]
     if stage.optimizer == "sgd":
         return [torch.optim.SGD(groups, lr=rate, momentum=stage.momentum, fused=True)]

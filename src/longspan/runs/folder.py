@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from longspan.config import RunConfig
+from longspan.data import Tokenizer, load_tokenizer
 from longspan.errors import UserError
 from longspan.files import whole_folder
 from longspan.runs.checkpoint import SUFFIX
 from longspan.runs.environment import environment, pick_device
-
-if TYPE_CHECKING:
-    from longspan.data import Tokenizer
 
 
 class RunFolder:
@@ -33,7 +31,6 @@ class RunFolder:
             text = json.dumps(surroundings, indent=2) + "\n"
             (partial / "environment.json").write_text(text, encoding="utf-8")
             (partial / "checkpoints").mkdir()
-            (partial / "tokenizer").mkdir()
             tokenizer.save(partial / "tokenizer")
         return RunFolder(path)
 
@@ -62,8 +59,6 @@ class RunFolder:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer the run was trained with."""
-        from longspan.data import load_tokenizer
-
         return load_tokenizer(self.path / "tokenizer")
 
     @property
@@ -80,6 +75,17 @@ class RunFolder:
     def tensorboard(self) -> Path:
         """TensorBoard's event files."""
         return self.path / "tensorboard"
+
+    def final(self) -> dict[str, Any] | None:
+        """The last line of metrics, with the scores of the trained model; nothing until there is one."""
+        if not self.metrics.is_file():
+            return None
+        *_, last = ["{}", *self.metrics.read_text(encoding="utf-8").splitlines()]
+        try:
+            line: dict[str, Any] = json.loads(last)
+        except ValueError:  # the writer was killed in the middle of a line
+            return None
+        return line if line.get("kind") == "final" else None
 
     def checkpoint(self, which: Literal["last", "best"]) -> Path:
         """The newest weights, or those with the best score on the validation split."""

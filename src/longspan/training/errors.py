@@ -1,0 +1,19 @@
+"""The two ways in which training ends before it is done."""
+
+from __future__ import annotations
+
+import signal
+
+from longspan.errors import UserError
+
+
+class Diverged(UserError):
+    """The loss or the weights are no longer numbers."""
+
+
+class Interrupted(Exception):
+    """A signal asked to stop; everything is saved."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signal_number).name}")
+        self.exit_status = 128 + signal_number

@@ -1,0 +1,40 @@
+"""What a run writes down while it goes: metrics, spans, TensorBoard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from longspan.runs import RunFolder
+from longspan.training.journal import Journal
+
+
+class Records:
+    """The growing files of a run folder, at the place where a checkpoint left them."""
+
+    def __init__(self, folder: RunFolder, lengths: dict[str, int] | None = None, step: int = 0) -> None:
+        lengths = lengths or {"metrics": 0, "spans": 0}
+        self._metrics = Journal(folder.metrics, lengths["metrics"])
+        self._spans = Journal(folder.spans, lengths["spans"])
+        # TensorBoard cannot cut its files: it is told to forget what lies beyond the checkpoint.
+        self._board = SummaryWriter(str(folder.tensorboard), purge_step=step + 1)
+
+    def write(self, line: dict[str, Any]) -> None:
+        """One line of metrics; its `kind` and `step` say what and when."""
+        self._metrics.write(line)
+        for name, value in line.items():
+            if isinstance(value, float):
+                self._board.add_scalar(f"{line['kind']}/{name}", value, line["step"])
+
+    def write_spans(self, step: int, spans_LH: list[list[float]]) -> None:
+        self._spans.write({"step": step, "spans": spans_LH})
+
+    def settle(self) -> dict[str, int]:
+        """Put everything on the disk; how long the files are."""
+        return {"metrics": self._metrics.settle(), "spans": self._spans.settle()}
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._spans.close()
+        self._board.close()

@@ -1,0 +1,71 @@
+"""What a person sees while a model trains."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+
+class Reporter:
+    """Says nothing; the base of those that do."""
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        """Something worth keeping."""
+
+    def log(self, line: str) -> None:
+        """A line of metrics: kept in a log, but not on a terminal, where the status shows the same."""
+
+    def status(self, text: str, fraction: float) -> None:
+        """What is going on right now, and which part of it is done; called often."""
+
+
+class PlainReporter(Reporter):
+    """Plain lines, for files and pipes."""
+
+    def say(self, line: str) -> None:
+        print(line, flush=True)
+
+    def log(self, line: str) -> None:
+        print(line, flush=True)
+
+
+class LiveReporter(Reporter):
+    """Lines that stay, above one that lives at the bottom of the terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            BarColumn(bar_width=24), TextColumn("{task.description}"), console=console, transient=True
+        )
+        self._task: TaskID | None = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def status(self, text: str, fraction: float) -> None:
+        if self._task is None:
+            self._task = self._progress.add_task("", total=1.0)
+            self._progress.start()
+        self._progress.update(self._task, description=text, completed=fraction)
+
+
+def reporter_for_stdout() -> Reporter:
+    """A live line on a terminal, plain lines elsewhere."""
+    console = Console(file=sys.stdout)
+    return LiveReporter(console) if console.is_terminal else PlainReporter()

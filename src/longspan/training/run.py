@@ -1,0 +1,84 @@
+"""Starting a run, and going on with one that was stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from longspan.config import RunConfig
+from longspan.data import TokenizedCorpus, check_fits, prepare
+from longspan.errors import UserError
+from longspan.evaluation.protocols import PROTOCOLS
+from longspan.models import build
+from longspan.runs import Checkpoint, RunFolder, checkpoint, pick_device
+from longspan.training.loop import Loop
+from longspan.training.reporter import Reporter
+
+
+def train(config: RunConfig, out: Path, *, reporter: Reporter | None = None) -> RunFolder:
+    """Train what `config` describes into the new folder `out`.
+
+    At the end the weights with the best validation loss are scored on the validation and test splits.
+    SIGINT and SIGTERM save the run and raise `Interrupted`; losses that are not finite raise `Diverged`.
+    """
+    RunFolder.must_be_new(out)
+    if not config.stage:
+        raise UserError("there is nothing to train: the configuration has no [[stage]]")
+    with reporter or Reporter() as reporter:
+        corpus = prepare(config.data, progress=reporter.say)
+        check_fits(corpus.splits["train"], config.training.batch_size, config.training.block_length)
+        _check_can_be_scored(config, corpus)
+        folder = RunFolder.create(out, config, corpus.tokenizer)
+        _run(folder, corpus, reporter, None)
+    return folder
+
+
+def resume(run: Path, *, reporter: Reporter | None = None) -> RunFolder:
+    """Go on with a stopped run as if it had not been stopped; a finished one stays as it is."""
+    folder = RunFolder.open(run)
+    with reporter or Reporter() as reporter:
+        if folder.final() is not None:
+            reporter.say(f"{run} is finished: nothing to do")
+            return folder
+        last = folder.checkpoint("last")
+        saved = checkpoint.load(last) if last.exists() else None
+        corpus = prepare(folder.config.data, progress=reporter.say)
+        if saved is not None and saved.facts["corpus"] != corpus.fingerprint:
+            raise UserError(f"the text of {corpus.name} has changed since {run} began: start a new run")
+        step = saved.facts["progress"]["step"] if saved else 0
+        reporter.say(f"going on with {run} after step {step:,}")
+        _run(folder, corpus, reporter, saved)
+    return folder
+
+
+def _check_can_be_scored(config: RunConfig, corpus: TokenizedCorpus) -> None:
+    """Held-out text that is too short for its protocol comes to light now, not after hours of training."""
+    evaluation = config.evaluation
+    lay_out = PROTOCOLS[evaluation.protocol]
+    block_length = evaluation.block_length or config.training.block_length
+    for split, limit in (("valid", evaluation.max_tokens), ("test", evaluation.max_tokens_final)):
+        num_tokens = len(corpus.splits[split])
+        lay_out(min(num_tokens, (limit or num_tokens) + 1), evaluation.batch_size, block_length)
+
+
+def _run(
+    folder: RunFolder, corpus: TokenizedCorpus, reporter: Reporter, resume_from: Checkpoint | None
+) -> None:
+    training = folder.config.training
+    device = pick_device(training.device)
+    with _own_random_numbers(training.seed, device):
+        model = build(folder.config.model, corpus.tokenizer.vocabulary_size).to(device)
+        if training.compile:
+            model.compile()
+        Loop(folder, corpus, model, reporter, resume_from).run()
+
+
+@contextmanager
+def _own_random_numbers(seed: int, device: torch.device) -> Iterator[None]:
+    """A run draws the same numbers whatever the program drew before, and leaves no trace after."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

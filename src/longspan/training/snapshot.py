@@ -1,0 +1,79 @@
+"""The tensors of a checkpoint: all that the next step depends on and a counter cannot say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from longspan.models.interface import LanguageModel
+from longspan.runs import Checkpoint
+from longspan.state import State
+
+
+def pack(
+    model: LanguageModel, optimizers: list[Optimizer], state: State, device: torch.device
+) -> dict[str, Tensor]:
+    """Weights, optimizers, carried state and random generators under dotted names."""
+    return {
+        **_under("model", model.state_dict()),
+        **_under("optimizer", _optimizer_tensors(model, optimizers)),
+        **_under("state", state.flatten()),
+        **_under("generator", _generators(device)),
+    }
+
+
+def unpack(
+    checkpoint: Checkpoint, model: LanguageModel, optimizers: list[Optimizer], device: torch.device
+) -> State:
+    """Put everything back where `pack` found it; the carried state is returned."""
+    model.load_state_dict(checkpoint.below("model"))
+    _restore_optimizers(model, optimizers, checkpoint.below("optimizer"))
+    generators = checkpoint.below("generator")
+    torch.set_rng_state(generators["cpu"])
+    if device.type == "cuda" and "cuda" in generators:
+        torch.cuda.set_rng_state(generators["cuda"], device)
+    return State.unflatten(checkpoint.below("state")).to(device)
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _generators(device: torch.device) -> dict[str, Tensor]:
+    generators = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        generators["cuda"] = torch.cuda.get_rng_state(device)
+    return generators
+
+
+def _names(model: LanguageModel) -> dict[Tensor, str]:
+    return {parameter: name for name, parameter in model.named_parameters()}
+
+
+def _optimizer_tensors(model: LanguageModel, optimizers: list[Optimizer]) -> dict[str, Tensor]:
+    """What optimizers remember of each parameter, by its name: settings come from the configuration."""
+    names = _names(model)
+    return {
+        f"{names[parameter]}.{key}": value
+        for optimizer in optimizers
+        for parameter, memory in optimizer.state.items()
+        for key, value in memory.items()
+        if value is not None
+    }
+
+
+def _restore_optimizers(
+    model: LanguageModel, optimizers: list[Optimizer], tensors: Mapping[str, Tensor]
+) -> None:
+    memories: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        parameter_name, _, key = name.rpartition(".")
+        memories.setdefault(parameter_name, {})[key] = tensor
+    names = _names(model)
+    for optimizer in optimizers:
+        held = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+        state = {i: memories[name] for i, name in enumerate(held) if name in memories}
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

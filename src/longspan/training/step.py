@@ -1,0 +1,87 @@
+"""One update of a model. Shapes: B lanes, T block."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from longspan.models.interface import LanguageModel
+from longspan.state import State
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Updater:
+    """Reads a block, moves the weights, returns the carried state.
+
+    The batch runs in `micro_batches` pieces, each some of the lanes: gradients add up to those of the
+    whole batch, and only the memory of one piece is held. Nothing here waits for the device, except the
+    scaler of fp16, which must know whether the gradients overflowed.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        precision: Literal["float32", "bf16", "fp16"] = "float32",
+        micro_batches: int = 1,
+    ) -> None:
+        self.model = model
+        self.micro_batches = micro_batches
+        self.device = next(model.parameters()).device
+        self.dtype = _AUTOCAST.get(precision)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+
+    def update(
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor,
+        state: State,
+        optimizers: list[Optimizer],
+        clip_norm: float = 0.0,
+    ) -> tuple[Tensor, State]:
+        """The sum of nats over the block before the update, and the state after it, cut from its history.
+
+        The sum is the plain one: penalties push the weights but are not part of what is reported.
+        """
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        nats, state = self.gradients(tokens_BT, targets_BT, state)
+        for optimizer in optimizers:
+            self.scaler.unscale_(optimizer)
+        if clip_norm > 0:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip_norm)
+        for optimizer in optimizers:
+            self.scaler.step(optimizer)
+        self.scaler.update()
+        self.model.after_update()
+        return nats, state
+
+    def gradients(self, tokens_BT: Tensor, targets_BT: Tensor, state: State) -> tuple[Tensor, State]:
+        """Add the gradients of (mean nats per token + penalties) to the parameters."""
+        tokens_BT = tokens_BT.to(self.device, non_blocking=True)
+        targets_BT = targets_BT.to(self.device, non_blocking=True)
+        batch_size = tokens_BT.shape[0]
+        edges = [batch_size * i // self.micro_batches for i in range(self.micro_batches + 1)]
+        nats = torch.zeros((), device=self.device)
+        after: list[State] = []
+        for first, end in itertools.pairwise(edges):
+            lanes = slice(first, end)
+            with self._autocast():
+                hidden_BTD, new_state = self.model(tokens_BT[lanes], state.select(lanes))
+                nll_BT = self.model.head.nll(hidden_BTD, targets_BT[lanes])
+            piece = nll_BT.sum()
+            loss = piece / targets_BT.numel()
+            if first == 0:  # once for the batch, however many pieces it has
+                loss = loss + sum(self.model.penalties().values())
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            nats = nats + piece.detach()
+            after.append(new_state.detach())
+        return nats, after[0] if len(after) == 1 else State.join(after)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None)
