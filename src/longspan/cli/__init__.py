@@ -9,8 +9,6 @@ inside `run`, so that help and complaints come at once.
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import io
 import itertools
 import os
@@ -20,9 +18,17 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from longspan import __version__
+from longspan.cli import data, eval, generate, recipes, spans, train
 from longspan.errors import UserError, nearest
 
-COMMANDS = ("train", "eval", "generate", "spans", "data", "recipes")
+COMMANDS = {
+    "train": train,
+    "eval": eval,
+    "generate": generate,
+    "spans": spans,
+    "data": data,
+    "recipes": recipes,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,25 +58,20 @@ def _run(argv: list[str]) -> None:
     )
     parser.add_argument("--version", action="version", version=f"longspan {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for command in COMMANDS:
-        if importlib.util.find_spec(f"longspan.cli.{command}") is None:
-            continue
-        importlib.import_module(f"longspan.cli.{command}").register(subparsers)
+    for module in COMMANDS.values():
+        module.register(subparsers)
 
-    if not argv:
-        parser.print_help()
-        return
-    if not argv[0].startswith("-") and argv[0] not in COMMANDS:
+    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
         raise UserError(f"unknown command '{argv[0]}'{nearest(argv[0], COMMANDS)} (see 'longspan --help')")
     plain, dotted = _set_dotted_apart(argv)
     args, surplus = parser.parse_known_args(plain)
-    if args.command is None:
-        raise UserError("say what to do (see 'longspan --help')")
-    command_parser: argparse.ArgumentParser = subparsers.choices[args.command]
     if not getattr(args, "accepts_overrides", False):
         surplus, dotted = surplus + dotted, []
     if surplus:
-        raise UserError(_complaint(command_parser, surplus[0]))
+        raise UserError(_complaint(subparsers.choices.get(args.command, parser), surplus[0]))
+    if args.command is None:
+        parser.print_help()
+        return
     args.overrides = dotted
     args.run(args)
 

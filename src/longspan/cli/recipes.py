@@ -31,7 +31,8 @@ def run(args: argparse.Namespace) -> None:
         print("\n\n".join(_summary(name) for name in recipes.names()))
         return
     if args.name not in recipes.names():
-        raise UserError(f"unknown recipe '{args.name}'{nearest(args.name, recipes.names())}")
+        hint = nearest(args.name, recipes.names())
+        raise UserError(f"unknown recipe '{args.name}'{hint} ('longspan recipes' lists them)")
     print((resources.files(recipes) / f"{args.name}.toml").read_text(encoding="utf-8"), end="")
 
 

@@ -1,0 +1,248 @@
+"""The command line, through `main`: what it prints, and one line for every mistake."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from longspan import __version__, recipes
+from longspan.cli import COMMANDS, generate, main
+from longspan.data.tokenizers.character import CharacterTokenizer
+from longspan.runs import RunFolder
+from tests.using.tiny import run_folder, tiny_model
+
+TEXT = "".join(f"line {n} of a small text, with a ß in it\n" for n in range(200))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    corpus = tmp_path / "text.txt"
+    corpus.write_text(TEXT, encoding="utf-8")
+    return run_folder(tmp_path / "run", corpus=str(corpus))
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    """Run a command that must fail: nothing on stdout, one line on stderr, status 1."""
+    capsys.readouterr()
+    assert main([str(word) for word in argv]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("longspan: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    with pytest.raises(SystemExit) as leaving:
+        main(["--help"])
+    assert leaving.value.code == 0
+    assert capsys.readouterr().out == shown
+    assert all(f"\n    {command} " in shown for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main([command, "--help"])
+    assert leaving.value.code == 0
+    assert f"longspan {command}" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"longspan {__version__}\n"
+
+
+def test_unknown_words_are_answered_with_the_nearest_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown command 'trian'; did you mean 'train'?" in complaint(capsys, "trian")
+    assert "unknown option '--verson'; did you mean '--version'?" in complaint(capsys, "--verson")
+    assert "unknown option '--tempratur'; did you mean '--temperature'?" in complaint(
+        capsys, "generate", "run", "--tempratur=1"
+    )
+    assert "unknown recipe 'enwik8-smal'; did you mean 'enwik8-small'?" in complaint(
+        capsys, "recipes", "enwik8-smal"
+    )
+    assert "'more' is one argument too many" in complaint(capsys, "spans", "run", "more")
+
+
+def test_what_argparse_finds_wrong_is_one_line_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "required: RUN (see 'longspan spans --help')" in complaint(capsys, "spans")
+    assert "invalid int value: 'many'" in complaint(capsys, "generate", "run", "--tokens", "many")
+    assert "unknown option '--temp'" in complaint(
+        capsys, "generate", "run", "--temp", "1"
+    )  # no abbreviations
+
+
+def test_dotted_options_are_for_commands_that_take_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown option '--model.width'" in complaint(capsys, "generate", "run", "--model.width", "8")
+
+
+@pytest.mark.parametrize("command", ["eval", "generate", "spans"])
+def test_run_folders_that_are_none(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"there is no run folder {tmp_path / 'nowhere'}" in complaint(
+        capsys, command, tmp_path / "nowhere"
+    )
+    assert "is not a run folder" in complaint(capsys, command, tmp_path)
+
+
+@pytest.mark.parametrize("command", ["eval", "generate"])
+def test_checkpoints_that_are_no_good(
+    command: str, run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run.checkpoint("best")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    assert str(path) in complaint(capsys, command, run.path)
+    path.write_bytes(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
+    assert str(path) in complaint(capsys, command, run.path)
+    path.unlink()
+    assert f"there is no checkpoint {path}" in complaint(capsys, command, run.path)
+
+
+def test_a_prompt_the_vocabulary_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_folder(tmp_path / "letters", CharacterTokenizer("abc"))
+    message = complaint(capsys, "generate", run.path, "--prompt", "abcxyz")
+    assert "lacks the characters 'x', 'y', 'z'" in message
+    assert "top-k must be" in complaint(capsys, "generate", run.path, "--prompt", "a", "--top-k", "0")
+
+
+def test_generate_prints_the_prompt_and_what_follows(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["generate", str(run.path), "--tokens", "30", "--seed", "1", "--top-k", "50", "--top-p", "0.9"]
+    assert main([*argv, "--prompt", "ein Maß"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("ein Maß")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("ein Maß"))
+    assert main([*argv, "--prompt", "-"]) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_eval_reports_figures_with_their_counts(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run.path), "--batch-size", "2", "--block-length=64", "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert (found["split"], found["checkpoint"], found["protocol"]) == ("test", "best", "every-token")
+    assert (found["batch_size"], found["block_length"], found["skipped"]) == (2, 64, 1)
+    assert found["bytes"] == found["tokens"]
+    assert found["bytes"] > found["characters"] > 0.9 * found["bytes"]
+    assert found["bits_per_byte"] == pytest.approx(found["bits_per_token"])
+    assert f"{found['tokens']:,} of {found['tokens']:,} tokens" in err
+
+    assert main(["eval", str(run.path), "--batch-size", "2", "--block-length=64"]) == 0
+    rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines()[2:])
+    rows = {name: value.strip() for name, value in rows.items()}
+    assert rows["bits per byte"] == f"{found['bits_per_byte']:.4f}"
+    assert rows["bits per character"] == f"{found['bits_per_character']:.4f}"
+    assert rows["perplexity per token"] == f"{found['perplexity']:,.3f}"
+    assert rows["tokens scored"] == f"{found['tokens']:,}"
+    assert rows["tokens skipped"] == "1 (the first token has nothing before it)"
+
+
+def test_eval_takes_other_text_and_other_settings(
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loss(*options: str) -> dict[str, float]:
+        assert main(["eval", str(run.path), "--json", *options]) == 0
+        found: dict[str, float] = json.loads(capsys.readouterr().out)
+        return found
+
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for split in ("train", "valid", "test"):
+        (folder / f"{split}.txt").write_text("0123456789\n" * 30)
+    assert loss("--data", str(folder))["bytes"] == 329
+    assert loss("--split", "train", "--max-tokens", "40")["tokens"] == 40
+    sha = loss("--protocol", "sha-rnn", "--batch-size", "2")
+    assert sha["divisor"] == sha["tokens"] + 2
+    full, adaptive = loss("--model.span.memory", "full"), loss("--model.span.memory=adaptive")
+    assert full["nats"] == pytest.approx(adaptive["nats"], rel=1e-5)
+
+
+def test_eval_settings_that_are_wrong(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean 'every-token'?" in complaint(capsys, "eval", run.path, "--protocol", "every-toke")
+    assert "'evaluation.batch_size' must be a whole number" in complaint(
+        capsys, "eval", run.path, "--batch-size", "two"
+    )
+    assert "no split 'tset'; did you mean 'test'?" in complaint(capsys, "eval", run.path, "--split", "tset")
+    assert "unknown key 'model.widht'; did you mean 'width'?" in complaint(
+        capsys, "eval", run.path, "--model.widht", "8"
+    )
+    assert "'--model.width' needs a value" in complaint(capsys, "eval", run.path, "--model.width")
+    assert "does not fit" in complaint(capsys, "eval", run.path, "--model.width", "8")
+    assert "no device 'gpu'" in complaint(capsys, "eval", run.path, "--device", "gpu")
+
+
+def test_spans_are_shown_and_drawn(
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["spans", str(run.path)]) == 0
+    out = capsys.readouterr().out
+    assert "head 1  head 2" in out
+    assert out.endswith(f"picture: {run.path / 'spans.png'}\n")
+    assert main(["spans", str(run.path), "--out", str(tmp_path / "pictures" / "mine.png")]) == 0
+    assert (tmp_path / "pictures" / "mine.png").read_bytes() == (run.path / "spans.png").read_bytes()
+    config = run.path / "config.toml"
+    before = config.read_bytes()
+    assert "ends in .png" in complaint(capsys, "spans", run.path, "--out", config)
+    assert config.read_bytes() == before
+
+
+def test_recipes_are_listed_with_their_size_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"{name}: " in listed for name in recipes.names())
+    assert "6.5M parameters, 150,000 steps on enwik8" in listed
+    assert main(["recipes", "enwik8-small"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == (Path(recipes.__file__).parent / "enwik8-small.toml").read_text(encoding="utf-8")
+
+
+def test_an_interrupt_is_no_traceback(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate, "run", interrupted)
+    assert main(["generate", str(run.path)]) == 130
+    assert capsys.readouterr().err == "longspan: stopped\n"
+
+
+def test_a_reader_that_leaves_is_no_traceback(run: RunFolder) -> None:
+    """As `longspan generate ... | head -c 10`, where the pipe closes in the middle of the text."""
+    command = [sys.executable, "-m", "longspan", "generate", str(run.path), "--tokens", "100000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert len(process.stdout.read(10)) == 10
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
+def test_a_terminal_without_the_models_characters_gets_question_marks(run: RunFolder) -> None:
+    command = [sys.executable, "-m", "longspan", "generate", str(run.path), "--tokens", "5", "--prompt", "ß"]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"?")
+
+
+def test_what_main_loads_is_what_was_saved(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """The likeliest text from the command line is the likeliest text of the model itself."""
+    assert main(["generate", str(run.path), "--prompt", "a", "--tokens", "1", "--temperature", "0"]) == 0
+    model = tiny_model()
+    with torch.no_grad():
+        log_probs_BTV, _ = model.log_probs(torch.tensor([[97]]), model.initial_state(1))
+    likeliest = bytes([int(log_probs_BTV[0, -1].argmax())]).decode(errors="replace")
+    assert capsys.readouterr().out == f"a{likeliest}\n"
