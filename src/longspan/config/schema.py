@@ -131,6 +131,8 @@ def documented(cls: type, prefix: str = "") -> Iterator[Documented]:
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
+    if hint is Any:
+        return value
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         choices = [argument for argument in arguments if argument is not type(None)]

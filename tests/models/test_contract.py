@@ -1,0 +1,236 @@
+"""What every model must do, whatever it is made of. A new architecture joins by a line in VARIANTS."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from longspan.config import AdaptiveSpanConfig, ModelConfig, SpanConfig
+from longspan.models import ARCHITECTURES, LanguageModel, build
+from longspan.state import State
+
+VOCABULARY = 11
+SMALL = AdaptiveSpanConfig(
+    num_layers=2, width=12, num_heads=3, inner_width=16, span=SpanConfig(limit=10, ramp=3, start=0.4, penalty=0.01)
+)
+
+
+def with_span(**changes) -> AdaptiveSpanConfig:
+    return dataclasses.replace(SMALL, span=dataclasses.replace(SMALL.span, **changes))
+
+
+VARIANTS: dict[str, ModelConfig] = {
+    "adaptive-span": SMALL,
+    "adaptive-span, long": with_span(limit=200, start=0.02),
+    "adaptive-span, full memory": with_span(limit=200, start=0.02, memory="full"),
+    "adaptive-span, softmax over layer": with_span(softmax_over="layer"),
+    "adaptive-span, fixed": with_span(kind="fixed"),
+    "adaptive-span, pre-norm": dataclasses.replace(SMALL, norm="pre"),
+    "adaptive-span, dropout": dataclasses.replace(SMALL, dropout=0.2, embedding_dropout=0.1),
+}
+
+
+@pytest.fixture(params=VARIANTS)
+def model(request) -> LanguageModel:
+    return make(request.param)
+
+
+def make(variant: str) -> LanguageModel:
+    torch.manual_seed(3)
+    model = build(VARIANTS[variant], VOCABULARY).double().eval()
+    with torch.no_grad():  # spans that differ from head to head
+        for name, parameter in model.named_parameters():
+            if name.endswith("fraction_H"):
+                parameter.add_(torch.rand_like(parameter) * 0.3)
+    model.after_update()
+    return model
+
+
+def random_tokens(batch: int, length: int) -> Tensor:
+    return torch.randint(VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(5))
+
+
+def warm_state(model: LanguageModel, batch: int) -> State:
+    """A state in the middle of a text."""
+    with torch.no_grad():
+        return model(random_tokens(batch, 7) * 0 + torch.arange(batch)[:, None], model.initial_state(batch))[1]
+
+
+def snapshot(state: State) -> dict[str, Tensor]:
+    return {name: leaf.clone() for name, leaf in state.flatten().items()}
+
+
+def equal(one: State, other: State | dict[str, Tensor]) -> bool:
+    other = other.flatten() if isinstance(other, State) else other
+    leaves = one.flatten()
+    return leaves.keys() == other.keys() and all(torch.equal(leaves[name], other[name]) for name in leaves)
+
+
+def assert_close(one: State, other: State) -> None:
+    torch.testing.assert_close(one.flatten(), other.flatten(), rtol=1e-9, atol=1e-11)
+
+
+def test_every_architecture_is_held_to_the_contract():
+    assert {config.architecture for config in VARIANTS.values()} == ARCHITECTURES.keys()
+
+
+def test_shapes_and_probabilities(model):
+    tokens = random_tokens(3, 5)
+    hidden, state = model(tokens, model.initial_state(3))
+    log_probs, _ = model.log_probs(tokens, model.initial_state(3))
+    assert hidden.shape[:2] == (3, 5)
+    assert log_probs.shape == (3, 5, VOCABULARY)
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(3, 5), rtol=1e-5, atol=1e-5)
+    nll = model.head.nll(hidden, tokens)
+    assert nll.dtype == torch.float32
+    torch.testing.assert_close(nll, -log_probs.gather(-1, tokens[..., None])[..., 0].float())
+    assert all(leaf.shape[0] == 3 for leaf in state.flatten().values())
+
+
+def test_the_state_that_goes_in_is_not_changed(model):
+    state = warm_state(model, 2)
+    before = snapshot(state)
+    model(random_tokens(2, 5), state)
+    assert equal(state, before)
+
+
+def test_nothing_is_hidden_in_the_model(model):
+    """The same tokens and state give the same answer, whatever the model read in between."""
+    tokens, state = random_tokens(2, 5), warm_state(model, 2)
+    first, after = model(tokens, state)
+    model(random_tokens(4, 9), model.initial_state(4))
+    second, again = model(tokens, state)
+    assert torch.equal(first, second)
+    assert equal(after, again)
+
+
+def test_the_state_matters(model):
+    tokens = random_tokens(2, 5)
+    fresh, _ = model(tokens, model.initial_state(2))
+    warm, _ = model(tokens, warm_state(model, 2))
+    assert not torch.allclose(fresh, warm)
+
+
+def test_detach_cuts_gradients(model):
+    model.train()
+    tokens = random_tokens(2, 5)
+    _, state = model(tokens, model.initial_state(2))
+    cut = state.detach()
+    assert any(leaf.requires_grad for leaf in state.flatten().values())
+    assert not any(leaf.requires_grad for leaf in cut.flatten().values())
+    hidden, _ = model(tokens, cut)
+    model.head.nll(hidden, tokens).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+
+
+@settings(max_examples=12, deadline=None)
+@given(variant=st.sampled_from(sorted(VARIANTS)), rows=st.lists(st.integers(0, 3), min_size=1, max_size=5))
+def test_select_commutes_with_forward(variant, rows):
+    model, tokens = make(variant), random_tokens(4, 6)
+    state = warm_state(model, 4)
+    with torch.no_grad():
+        hidden, after = model(tokens, state)
+        picked, picked_after = model(tokens[rows], state.select(rows))
+    torch.testing.assert_close(picked, hidden[rows])
+    assert_close(picked_after, after.select(rows))
+
+
+def test_neighbours_never_leak(model):
+    tokens, state = random_tokens(3, 6), warm_state(model, 3)
+    other = tokens.clone()
+    other[[0, 2]] = (other[[0, 2]] + 1) % VOCABULARY
+    with torch.no_grad():
+        hidden, _ = model(tokens, state)
+        changed, _ = model(other, state.reset([0, 2]))
+    torch.testing.assert_close(changed[1], hidden[1], rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(changed[0], hidden[0])
+
+
+def test_the_future_never_leaks(model):
+    tokens, state = random_tokens(2, 8), warm_state(model, 2)
+    other = tokens.clone()
+    other[:, 5:] = (other[:, 5:] + 1) % VOCABULARY
+    with torch.no_grad():
+        hidden, _ = model(tokens, state)
+        changed, _ = model(other, state)
+    torch.testing.assert_close(changed[:, :5], hidden[:, :5], rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(changed[:, 5:], hidden[:, 5:])
+
+
+def test_reset_rows_begin_a_new_text(model):
+    tokens, state = random_tokens(3, 5), warm_state(model, 3)
+    with torch.no_grad():
+        expected, _ = model(tokens[1:2], model.initial_state(1))
+        found, _ = model(tokens, state.reset([1]))
+    torch.testing.assert_close(found[1:2], expected, rtol=1e-9, atol=1e-11)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    variant=st.sampled_from(sorted(VARIANTS)),
+    cuts=st.lists(st.integers(1, 15), min_size=1, max_size=5).filter(lambda cuts: sum(cuts) <= 24),
+    decoding=st.booleans(),
+)
+def test_however_the_text_is_cut(variant, cuts, decoding):
+    """Token by token equals one block equals many blocks, where the model says so."""
+    model = make(variant)
+    assert model.block_invariant
+    tokens = random_tokens(2, sum(cuts))
+    with torch.no_grad():
+        whole, _ = model(tokens, model.initial_state(2))
+        state = model.initial_state(2)
+        if decoding:
+            state = model.decoding_state(state)
+        pieces = []
+        for piece in tokens.split(cuts, dim=1):
+            hidden, state = model(piece, state)
+            pieces.append(hidden)
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-8, atol=1e-9)
+
+
+def test_decoding_state_continues_the_same_text(model):
+    state = warm_state(model, 2)
+    decoding = model.decoding_state(state)
+    with torch.no_grad():
+        for token in random_tokens(2, 6).split(1, dim=1):
+            expected, state = model(token, state)
+            found, decoding = model(token, decoding)
+            torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+
+
+def test_flat_form_has_names_and_comes_back(model):
+    state = warm_state(model, 2)
+    flat = state.flatten()
+    assert flat
+    assert all(name.startswith("blocks.") for name in flat)
+    back = State.unflatten(flat)
+    assert equal(back, state)
+    tokens = random_tokens(2, 5)
+    assert torch.equal(model(tokens, back)[0], model(tokens, state)[0])
+
+
+def test_hooks(model):
+    penalties, diagnostics = model.penalties(), model.diagnostics()
+    assert all(value.dim() == 0 and torch.isfinite(value) for value in penalties.values())
+    assert all(torch.isfinite(value).all() for value in diagnostics.values())
+    before = snapshot(model.initial_state(1))
+    model.after_update()
+    assert equal(model.initial_state(1), before)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_weights_move_to_another_model(variant):
+    """Sizes that are derived from weights follow when weights are loaded."""
+    model = make(variant)
+    twin = build(VARIANTS[variant], VOCABULARY).double().eval()
+    twin.load_state_dict(model.state_dict())
+    tokens = random_tokens(2, 9)
+    expected, state = model(tokens, model.initial_state(2))
+    found, twin_state = twin(tokens, twin.initial_state(2))
+    torch.testing.assert_close(found, expected)
+    assert_close(twin_state, state)
