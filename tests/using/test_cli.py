@@ -196,6 +196,7 @@ def test_spans_are_shown_and_drawn(
     before = config.read_bytes()
     assert "ends in .png" in complaint(capsys, "spans", run.path, "--out", config)
     assert config.read_bytes() == before
+    assert str(config) in complaint(capsys, "spans", run.path, "--out", config / "below-a-file.png")
 
 
 def test_recipes_are_listed_with_their_size_and_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # own flush at exit does not complain about it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as problem:  # a full disk, a folder one may not write to: the system names the file
+        print(f"longspan: {problem}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -43,8 +43,14 @@ def _summary(name: str) -> str:
         f"{name}: {config.description}",
         f"  {_num_parameters(config.model) / 1e6:.1f}M parameters, {steps} steps on {config.data.corpus}",
     ]
-    lines += [f"  expected {key.replace('_', ' ')}: {value}" for key, value in config.expected.items()]
+    if config.expected:
+        lines.append(f"  expected: {', '.join(_expectation(*item) for item in config.expected.items())}")
     return "\n".join(lines)
+
+
+def _expectation(key: str, value: Any) -> str:
+    shown = f"{value:,}" if isinstance(value, (int, float)) else value
+    return f"{key.replace('_', ' ')} {shown}"
 
 
 def _num_parameters(config: ModelConfig) -> int:
