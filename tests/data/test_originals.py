@@ -12,7 +12,8 @@ from safetensors.numpy import load_file
 from longspan.config import TokenizerConfig
 from longspan.data import Lanes, load_tokenizer
 from longspan.data.corpus import SPLITS, Corpus, Form, Piece
-from longspan.data.prepare import TokenizedCorpus, tokenize
+from longspan.data.preparation import TokenizedCorpus, tokenize
+from longspan.data.tokenizers.symbols import as_read
 from longspan.errors import UserError
 from tests.data.corpora import corpus_of
 
@@ -110,9 +111,7 @@ def test_a_held_out_word_that_train_lacks_is_an_error(tmp_path):
         tokenize(corpus, TokenizerConfig(kind="sha-rnn"))
 
 
-def test_letters_lose_blanks_at_both_ends_however_the_chunks_fall(tmp_path):
-    from longspan.data.tokenizers.symbols import as_read
-
+def test_letters_lose_blanks_at_both_ends_however_the_chunks_fall():
     text = b" \n ab  c \n d  \n "
     for size in (1, 2, 3, 100):
         chunks = [text[i : i + size] for i in range(0, len(text), size)]

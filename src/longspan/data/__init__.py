@@ -1,7 +1,7 @@
 """Text as models read it: named corpora, tokenizers, token files and lanes."""
 
 from longspan.data.lanes import Block, LanePosition, Lanes, check_fits
-from longspan.data.prepare import TokenizedCorpus, prepare
+from longspan.data.preparation import TokenizedCorpus, prepare
 from longspan.data.statistics import order_0_entropy
 from longspan.data.token_file import TokenFile
 from longspan.data.tokenizers import Tokenizer, TokenStream, load_tokenizer

@@ -31,6 +31,7 @@ _FIT: dict[str, Callable[[TokenizerConfig, Corpus], Tokenizer]] = {
     "transformer-xl": fit_original,
 }
 _LEARNED = {"sentencepiece", "bpe"}
+_LEAST = {"word": 3, "sentencepiece": 258, "bpe": 256}  # <eos>, <unk> and a word; the bytes
 _FORMS: dict[str, type[Tokenizer]] = {
     cls.form: cls
     for cls in (
@@ -58,8 +59,9 @@ def check_settings(config: TokenizerConfig) -> None:
         raise UserError(
             f"the text decides the vocabulary of the {config.kind} tokenizer: drop vocabulary_size"
         )
-    if size is not None and size < 3:
-        raise UserError(f"a vocabulary_size of {size} leaves no room for words: it must be at least 3")
+    least = _LEAST.get(config.kind, 0)
+    if size is not None and size < least:
+        raise UserError(f"a vocabulary_size of {size} is too small for {config.kind}: at least {least}")
     if config.lowercase and _FIT[config.kind] is fit_original:
         raise UserError(f"the {config.kind} project did not lower its text: drop lowercase")
 

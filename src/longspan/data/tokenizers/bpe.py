@@ -14,7 +14,6 @@ from longspan.config import TokenizerConfig
 from longspan.data.corpus import Corpus
 from longspan.data.text import decoded, lines, readable, whole_lines
 from longspan.data.tokenizers.interface import ByteStream, Ids, Tokenizer, TokenStream
-from longspan.errors import UserError
 
 _MODEL = "bpe.json"
 
@@ -30,10 +29,7 @@ class BpeTokenizer(Tokenizer):
 
     @staticmethod
     def fit(config: TokenizerConfig, corpus: Corpus) -> BpeTokenizer:
-        if config.vocabulary_size is None or config.vocabulary_size < 256:
-            raise UserError(
-                "a bpe vocabulary begins with the 256 bytes: vocabulary_size must be at least 256"
-            )
+        assert config.vocabulary_size is not None  # `check_settings` saw to it
         model = tokenizers.Tokenizer(models.BPE())
         model.pre_tokenizer = pre_tokenizers.Sequence(
             [

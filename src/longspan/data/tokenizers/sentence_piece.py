@@ -1,7 +1,8 @@
 """SentencePiece: pieces of words, learned from the train split.
 
 Nothing is normalised away and characters outside the vocabulary fall back to bytes, so decoding gives back
-the text (in lower case if asked). A newline is a piece of its own, and pieces never cross lines.
+the text: in lower case if asked, and with a blank for U+2581, which is how SentencePiece writes a blank.
+A newline is a piece of its own, and pieces never cross lines.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class SentencePieceTokenizer(Tokenizer):
                 remove_extra_whitespaces=False,
                 add_dummy_prefix=False,
                 user_defined_symbols=["\n"],
+                unk_piece="<unused>",  # the usual name, <unk>, is an ordinary word of WikiText
                 max_sentence_length=4 * _LONGEST,
                 bos_id=-1,
                 eos_id=-1,

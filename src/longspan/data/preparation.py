@@ -62,7 +62,7 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quie
         return found
     if folder.exists():
         progress(f"{folder} is incomplete: preparing it again")
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # another process may be at it too
     _write(folder, corpus, config, fingerprint, progress)
     written = _open(folder)
     assert written is not None

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from longspan.config import TokenizerConfig
+from longspan.data import Tokenizer, load_tokenizer
+from longspan.data.tokenizers import check_settings, fit_tokenizer
+from longspan.errors import UserError
+from tests.data.corpora import corpus_of
+
+TEXT = "The cat sat on the mat.\n\nThe dog, too — a café in Köln: 東京 🙂!\n  indented = 1\n" * 8
+CONFIGS = {
+    "byte": TokenizerConfig(),
+    "character": TokenizerConfig(kind="character"),
+    "word": TokenizerConfig(kind="word"),
+    "sentencepiece": TokenizerConfig(kind="sentencepiece", vocabulary_size=310),
+    "bpe": TokenizerConfig(kind="bpe", vocabulary_size=300),
+    "sha-rnn": TokenizerConfig(kind="sha-rnn"),
+}
+says_everything = pytest.mark.parametrize("kind", ["byte", "sentencepiece", "bpe"])
+every_kind = pytest.mark.parametrize("kind", CONFIGS)
+
+
+@lru_cache
+def fitted(kind: str, **changes: object) -> Tokenizer:
+    config = TokenizerConfig(**{**vars(CONFIGS[kind]), **changes})
+    with TemporaryDirectory() as folder:
+        form = "bytes" if kind == "sha-rnn" else "words"
+        return fit_tokenizer(config, corpus_of(Path(folder), form, train=TEXT.encode()))
+
+
+def streamed(tokenizer: Tokenizer, ids) -> list[str]:
+    stream = tokenizer.stream()
+    return [*(stream.push(int(i)) for i in ids), stream.flush()]
+
+
+@every_kind
+def test_text_comes_back(kind):
+    tokenizer = fitted(kind)
+    single_blanks = "\n".join(" ".join(line.split()) for line in TEXT.split("\n"))
+    expected = single_blanks if kind == "word" else TEXT
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == expected
+    assert "".join(streamed(tokenizer, tokenizer.encode(TEXT))) == expected
+
+
+@every_kind
+def test_ids_fit_the_vocabulary(kind):
+    tokenizer = fitted(kind)
+    ids = tokenizer.encode(TEXT)
+    assert 0 <= ids.min() <= ids.max() < tokenizer.vocabulary_size
+
+
+@every_kind
+def test_empty_text_has_no_tokens(kind):
+    tokenizer = fitted(kind)
+    assert tokenizer.encode("").shape == (0,)
+    assert tokenizer.decode([]) == ""
+
+
+@every_kind
+@pytest.mark.parametrize("size", [1, 3, 7, 64, 10_000])
+def test_a_split_is_the_same_however_its_chunks_fall(kind, size):
+    tokenizer = fitted(kind)
+    raw = TEXT.encode()
+    chunks = [raw[i : i + size] for i in range(0, len(raw), size)]
+    np.testing.assert_array_equal(
+        np.concatenate(list(tokenizer.encode_split(chunks))), tokenizer.encode(TEXT)
+    )
+
+
+@every_kind
+def test_saved_and_loaded_it_is_the_same(kind, tmp_path):
+    tokenizer = fitted(kind)
+    tokenizer.save(tmp_path / "tokenizer")
+    loaded = load_tokenizer(tmp_path / "tokenizer")
+    assert (loaded.kind, loaded.vocabulary_size) == (kind, tokenizer.vocabulary_size)
+    np.testing.assert_array_equal(loaded.encode(TEXT), tokenizer.encode(TEXT))
+    assert loaded.decode(loaded.encode(TEXT)) == tokenizer.decode(tokenizer.encode(TEXT))
+
+
+@says_everything
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\u2581"), max_size=30))
+@example(text="\r\n\t \x00 \u2028<unk> <0x41>\n\n")
+def test_no_text_is_lost(kind, text):
+    tokenizer = fitted(kind)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@settings(max_examples=60, deadline=None)
+@given(ids=st.lists(st.integers(0, 255), max_size=40))
+def test_a_stream_of_bytes_says_what_decoding_all_at_once_does(ids):
+    tokenizer = fitted("byte")
+    expected = bytes(ids).decode("utf-8", "replace")
+    assert tokenizer.decode(ids) == expected
+    assert "".join(streamed(tokenizer, ids)) == expected
+
+
+def test_a_stream_waits_for_the_rest_of_a_character():
+    assert streamed(fitted("byte"), "a€b".encode()) == ["a", "", "", "€", "b", ""]
+    assert streamed(fitted("byte"), "a€".encode()[:3]) == ["a", "", "", "\ufffd"]
+
+
+def test_a_stream_of_words_puts_blanks_between_and_breaks_lines():
+    tokenizer = fitted("word")
+    assert streamed(tokenizer, tokenizer.encode("The cat\nsat")) == ["The", " cat", "\n", "sat", ""]
+
+
+def test_words_in_both_orders(tmp_path):
+    corpus = corpus_of(tmp_path, train=b"b a c\na c\n\nc a")
+    frequent = fit_tokenizer(TokenizerConfig(kind="word"), corpus)
+    assert frequent.words == ["<eos>", "a", "c", "b", "<unk>"]  # 4, then ties as first seen
+    assert fit_tokenizer(TokenizerConfig(kind="word", order="first-seen"), corpus).words == [
+        "b",
+        "a",
+        "c",
+        "<eos>",
+        "<unk>",
+    ]
+    train = np.concatenate(list(frequent.encode_split(corpus.read("train"))))
+    assert train.tolist() == [3, 1, 2, 0, 1, 2, 0, 0, 2, 1, 0]  # the last line ends too
+
+
+def test_a_cut_vocabulary_keeps_the_most_frequent_and_counts_the_rest_as_unknown(tmp_path):
+    corpus = corpus_of(tmp_path, train=b"a a a a b b c d e f\n")
+    tokenizer = fit_tokenizer(TokenizerConfig(kind="word", vocabulary_size=4), corpus)
+    assert tokenizer.words == ["a", "<unk>", "b", "<eos>"]  # 4 of a, 4 cut words, 2 of b
+    assert tokenizer.decode(tokenizer.encode("a c b nobody")) == "a <unk> b <unk>"
+
+
+def test_unk_of_the_text_itself_is_the_unknown_word(tmp_path):
+    tokenizer = fit_tokenizer(TokenizerConfig(kind="word"), corpus_of(tmp_path, train=b"<unk> a <unk>\n"))
+    assert tokenizer.words == ["<unk>", "a", "<eos>"]
+
+
+@pytest.mark.parametrize("kind", ["byte", "character", "word", "sentencepiece", "bpe"])
+def test_lower_case_applies_to_corpus_and_prompt(kind):
+    tokenizer = fitted(kind, lowercase=True)
+    assert tokenizer.decode(tokenizer.encode("THE CAT")) == "the cat"
+    upper, lower = (
+        [*tokenizer.encode_split([text])] for text in ("THE KÖLN\n".encode(), "the köln\n".encode())
+    )
+    np.testing.assert_array_equal(np.concatenate(upper), np.concatenate(lower))
+
+
+def test_the_alphabet_has_what_only_held_out_text_has(tmp_path):
+    corpus = corpus_of(tmp_path, train=b"aab", valid=b"xb", test=b"ya")
+    assert fit_tokenizer(TokenizerConfig(kind="character"), corpus).characters == "abxy"
+
+
+def test_characters_that_are_not_utf8_survive(tmp_path):
+    corpus = corpus_of(tmp_path, train=b"caf\xe9 \xff\n")
+    tokenizer = fit_tokenizer(TokenizerConfig(kind="character", order="first-seen"), corpus)
+    ids = np.concatenate(list(tokenizer.encode_split(corpus.read("train"))))
+    assert ids.tolist() == list(range(7))
+    assert tokenizer.decode(ids) == "caf\ufffd \ufffd\n"
+    tokenizer.save(tmp_path / "saved")
+    assert load_tokenizer(tmp_path / "saved").characters == tokenizer.characters
+
+
+def test_characters_the_vocabulary_lacks_are_named():
+    with pytest.raises(UserError, match=r"^the vocabulary lacks the characters 'Z', 'ß': ") as caught:
+        fitted("character").encode("Zaß")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (TokenizerConfig(kind="bpe"), "needs a vocabulary_size"),
+        (TokenizerConfig(kind="sentencepiece"), "needs a vocabulary_size"),
+        (TokenizerConfig(vocabulary_size=100), "drop vocabulary_size"),
+        (TokenizerConfig(kind="word", vocabulary_size=2), "at least 3"),
+        (TokenizerConfig(kind="bpe", vocabulary_size=100), "at least 256"),
+        (TokenizerConfig(kind="sha-rnn", lowercase=True), "drop lowercase"),
+    ],
+)
+def test_options_that_make_no_sense_together(config, message):
+    with pytest.raises(UserError, match=message):
+        check_settings(config)
+
+
+def test_too_few_pieces_for_sentencepiece_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="sentencepiece could not learn 260 pieces") as caught:
+        fit_tokenizer(
+            TokenizerConfig(kind="sentencepiece", vocabulary_size=260),
+            corpus_of(tmp_path, train=TEXT.encode()),
+        )
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_or_missing_tokenizer_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"no tokenizer in .*tokenizer\.json is missing"):
+        load_tokenizer(tmp_path)
+    fitted("sentencepiece").save(tmp_path)
+    (tmp_path / "sentencepiece.model").write_bytes(b"garbage")
+    with pytest.raises(UserError, match="is damaged"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"form": "nothing we know"}))
+    with pytest.raises(UserError, match="is damaged"):
+        load_tokenizer(tmp_path)
+
+
+def test_nothing_saved_is_a_pickle(tmp_path):
+    for kind in CONFIGS:
+        fitted(kind).save(tmp_path / kind)
+    names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert names == {"tokenizer.json", "sentencepiece.model", "bpe.json"}
