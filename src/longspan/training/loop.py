@@ -28,7 +28,7 @@ from longspan.training.progress import Progress
 from longspan.training.records import Records
 from longspan.training.reporter import Reporter
 from longspan.training.step import Updater
-from longspan.training.window import Window
+from longspan.training.window import BadLoss, Window
 
 
 class Loop:
@@ -56,7 +56,6 @@ class Loop:
             seed=training.seed,
         )
         self._interrupt = Interrupt()
-        self._rate = 0.0
         self._measure = ""
         if resume_from is None:
             self._begin()
@@ -68,7 +67,7 @@ class Loop:
         self._optimizers: list[Optimizer] = build_optimizers(self._model, self._stage)
         self._state = self._model.initial_state(self._config.training.batch_size)
         self._records = Records(self._folder)
-        self._saved = 0
+        self._saved, self._unsaved = 0, False
 
     def _restore(self, saved: Checkpoint) -> None:
         facts = saved.facts
@@ -78,7 +77,7 @@ class Loop:
         self._state = snapshot.unpack(saved, self._model, self._optimizers, self._device)
         self._updater.scaler.load_state_dict(facts["scaler"])
         self._records = Records(self._folder, facts["lengths"], self._progress.step)
-        self._saved = self._progress.step
+        self._saved, self._unsaved = self._progress.step, False
 
     def run(self) -> None:
         """Train to the end, or raise `Interrupted` with everything saved."""
@@ -87,7 +86,7 @@ class Loop:
                 self._train()
                 self._finish()
         except Interrupted:
-            if self._saved != self._progress.step:
+            if self._unsaved:
                 self._save("last")
             raise
         finally:
@@ -102,7 +101,7 @@ class Loop:
         while True:
             if self._due(training.evaluate_every) and progress.evaluated != progress.step:
                 self._evaluate()
-            if self._due(training.checkpoint_every) and self._saved != progress.step:
+            if self._due(training.checkpoint_every) and self._unsaved:
                 self._save("last")
             self._interrupt.check()
             if not self._find_stage():
@@ -133,14 +132,15 @@ class Loop:
             self._state = self._model.initial_state(block.tokens_BT.shape[0])
         part = fraction(stage, progress.stage_step + 1, progress.stage_seconds)
         set_rate(self._optimizers, part)
-        self._rate = stage.learning_rate * part
+        progress.learning_rate = stage.learning_rate * part
         clip_norm = 0.0 if stage.optimizer == "adagrad" else stage.clip_norm  # adagrad clips on its own
         nats, self._state = self._updater.update(
             block.tokens_BT, block.targets_BT, self._state, self._optimizers, clip_norm
         )
         tokens, seconds = block.tokens_BT.numel(), time.perf_counter() - begun
         progress.count_step(tokens, seconds, block.position)
-        self._window.add(nats, tokens, seconds, progress.step, self._rate)
+        self._window.add(nats, tokens, seconds, progress.step, progress.learning_rate)
+        self._unsaved = True
         self._show_status()
 
     def _log(self) -> None:
@@ -151,7 +151,7 @@ class Loop:
             "step": progress.step,
             "stage": self._stage.name,
             "loss": window.loss,
-            "learning_rate": self._rate,
+            "learning_rate": progress.learning_rate,
             "tokens": progress.tokens,
             "seconds": progress.seconds,
             "tokens_per_second": window.tokens / window.seconds,
@@ -167,12 +167,14 @@ class Loop:
         self._reporter.log(readable(line))
         self._measure = f"loss {window.loss:.3f}"
         self._window = Window()
+        self._unsaved = True
 
     def _evaluate(self) -> None:
         self._check_finite()
         score = self._score("valid", self._config.evaluation.max_tokens)
         progress = self._progress
         progress.evaluated = progress.step
+        self._unsaved = True
         best = progress.best_loss is None or score.loss < progress.best_loss
         if best:
             progress.best_loss, progress.best_step = score.loss, progress.step
@@ -196,7 +198,7 @@ class Loop:
             self._log()
         if progress.evaluated != progress.step:
             self._evaluate()
-        if self._saved != progress.step:
+        if self._unsaved:
             self._save("last")
         best = checkpoint.load(self._folder.checkpoint("best"))
         self._model.load_state_dict(best.below("model"))
@@ -221,7 +223,7 @@ class Loop:
             progress=show,
         )
         if not math.isfinite(score.nats):
-            raise self._diverged(f"the {split} loss is {score.nats}", self._progress.step, self._rate)
+            raise self._diverged(f"the {split} loss is {score.nats}", self._progress)
         return score
 
     def _save(self, which: Literal["last", "best"]) -> None:
@@ -237,23 +239,23 @@ class Loop:
         tensors = snapshot.pack(self._model, self._optimizers, self._state, self._device)
         checkpoint.save(self._folder.checkpoint(which), tensors, facts)
         if which == "last":
-            self._saved = self._progress.step
+            self._saved, self._unsaved = self._progress.step, False
 
     def _check_losses(self) -> None:
         bad = self._window.read()
         if bad is not None:
-            raise self._diverged(f"the loss is {bad.loss}", bad.step, bad.learning_rate)
+            raise self._diverged(f"the loss is {bad.loss}", bad)
 
     def _check_finite(self) -> None:
         self._check_losses()
         norms = torch.stack(torch._foreach_norm(list(self._model.parameters())))
         if not bool(norms.isfinite().all()):
-            raise self._diverged("the weights are no longer finite", self._progress.step, self._rate)
+            raise self._diverged("the weights are no longer finite", self._progress)
 
-    def _diverged(self, what: str, step: int, rate: float) -> Diverged:
+    def _diverged(self, what: str, at: Progress | BadLoss) -> Diverged:
         good = f"the last good checkpoint is {self._folder.checkpoint('last')} of step {self._saved}"
         return Diverged(
-            f"{what} at step {step} with learning rate {rate:.3g}: try a lower one; "
+            f"{what} at step {at.step} with learning rate {at.learning_rate:.3g}: try a lower one; "
             f"{good if self._saved else 'there is no checkpoint yet'}"
         )
 

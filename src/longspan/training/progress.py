@@ -15,6 +15,7 @@ class Progress:
 
     step: int = 0  # updates so far, all stages together
     tokens: int = 0
+    learning_rate: float = 0.0  # of the latest update
     seconds: float = 0.0  # spent training: evaluation and checkpoints do not count
     stage: int = 0
     stage_step: int = 0

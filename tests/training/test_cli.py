@@ -1,0 +1,139 @@
+"""`longspan train` as a user types it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from longspan.cli import main
+from longspan.cli.overrides import apply, split_overrides
+from longspan.config import RunConfig, schema
+from longspan.errors import UserError
+
+from .runs import metrics, small_table
+
+
+@pytest.fixture
+def recipe(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A recipe file in the folder where the user stands."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(tomli_w.dumps(small_table(text)))
+    return "small.toml"
+
+
+class TestOverrides:
+    def test_both_ways_of_writing(self) -> None:
+        words = ["--model.num-layers", "4", "--stage.0.learning-rate=-1e-3", "--data.corpus", "a=b"]
+        assert split_overrides(words) == [
+            ("model.num-layers", "4"),
+            ("stage.0.learning-rate", "-1e-3"),
+            ("data.corpus", "a=b"),
+        ]
+
+    def test_they_change_the_recipe(self, text: Path) -> None:
+        table = small_table(text)
+        apply(table, split_overrides(["--model.num-layers", "3", "--stage.1.learning-rate=0.5"]))
+        config = schema.read(RunConfig, table)
+        assert config.model.num_layers == 3
+        assert config.stage[1].learning_rate == 0.5
+
+    @pytest.mark.parametrize("words", [["--model.width"], ["--model.width", "--model.num-layers", "2"]])
+    def test_a_missing_value(self, words: list[str]) -> None:
+        with pytest.raises(UserError, match=r"'--model\.width' needs a value"):
+            split_overrides(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--model.num-layer", "4"], "unknown key 'model.num_layer'; did you mean 'num_layers'?"),
+        (["--modle.width", "4"], "unknown key 'modle'; did you mean 'model'?"),
+        (["--model.width", "wide"], "'model.width' must be a whole number, not 'wide'"),
+        (["--stage.7.steps", "4"], "'7' is not one of the 2 entries"),
+        (["--training.micro-batches", "7"], "micro_batches must lie between 1 and the batch_size, 6"),
+        (["--stage.0.steps", "0"], "steps must be at least 1"),
+        (["--training.device", "tpu"], "there is no device 'tpu'"),
+        (["--data", "nowhere.txt"], "nowhere.txt"),
+        (["--resume", "runs/small"], "leave out all other options"),
+    ],
+)
+def test_mistakes_are_one_line(
+    recipe: str, words: list[str], complaint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["train", recipe, *words]) == 1
+    complaints = capsys.readouterr().err.splitlines()
+    assert len(complaints) == 1
+    assert complaints[0].startswith("longspan: ")
+    assert complaint in complaints[0]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unknown_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "no-such-recipe"]) == 1
+    assert "unknown recipe 'no-such-recipe'" in capsys.readouterr().err
+
+
+def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(["train", "--help"])
+    assert leaving.value.code == 0
+    shown = capsys.readouterr().out
+    for option in schema.documented(RunConfig):
+        if "." in option.name:
+            assert f"--{option.name.replace('_', '-')}\n" in shown
+            assert option.help in shown
+
+
+def test_what_a_user_sees(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", recipe, "--training.log-every", "20"]) == 0
+    shown = capsys.readouterr().out
+    assert "run folder     runs/small" in shown
+    final = metrics(Path("runs/small"))[-1]["test"]
+    counts = f"({final['tokens']:,} tokens, {final['bytes']:,} bytes;"
+    assert f"{final['bits_per_byte']:.4f} on the test split {counts}" in shown
+    assert "a sample:" in shown
+    assert "Learned spans of small after step 43" in shown
+    assert Path("runs/small/spans.png").stat().st_size > 1000
+
+    # The same again gets a folder of its own; a folder that was asked for is never taken.
+    before = Path("runs/small/metrics.jsonl").read_bytes()
+    quick = ["--stage.0.steps", "2", "--stage.1.steps", "1"]
+    assert main(["train", recipe, *quick]) == 0
+    assert len(metrics(Path("runs/small-2"))) == 3
+    assert main(["train", recipe, "--out", "runs/small"]) == 1
+    assert "runs/small exists already" in capsys.readouterr().err
+    assert Path("runs/small/metrics.jsonl").read_bytes() == before
+
+    assert main(["train", "--resume", "runs/small"]) == 0
+    assert capsys.readouterr().out == "runs/small is finished: nothing to do\n"
+
+
+def test_divergence_is_one_line(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    hot = ["--stage.0.optimizer", "sgd", "--stage.0.learning-rate", "1e9", "--stage.0.clip-norm", "0"]
+    assert main(["train", recipe, *hot]) == 1
+    (complaint,) = capsys.readouterr().err.splitlines()
+    assert "at step 2 with learning rate 9.96e+08" in complaint
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_from_outside(recipe: str, number: int, status: int) -> None:
+    words = ["-m", "longspan", "train", recipe, "--out", "long", "--stage.0.steps", "1000000"]
+    process = subprocess.Popen(
+        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    log = Path("long/metrics.jsonl")
+    deadline = time.monotonic() + 60
+    while not (log.exists() and log.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == status, complaint
+    name = signal.Signals(number).name
+    assert complaint == f"longspan: stopped by {name}; go on with 'longspan train --resume long'\n"
+    assert Path("long/checkpoints/last.safetensors").is_file()

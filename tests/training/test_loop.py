@@ -1,0 +1,228 @@
+"""The loop around the steps: metrics, stages, limits, and models that go wrong."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from longspan.config import RunConfig
+from longspan.data import prepare
+from longspan.errors import UserError
+from longspan.runs import RunFolder, checkpoint
+from longspan.training import Diverged, PlainReporter, Reporter, train
+from longspan.training.loop import Loop
+
+from .runs import metrics, small_config
+from .tiny import TinyModel
+
+
+def run_tiny(config: RunConfig, out: Path, model: TinyModel | None = None) -> tuple[RunFolder, TinyModel]:
+    """The loop with a model it cannot know."""
+    corpus = prepare(config.data)
+    folder = RunFolder.create(out, config, corpus.tokenizer)
+    model = model or TinyModel(256)
+    Loop(folder, corpus, model, Reporter()).run()
+    return folder, model
+
+
+def test_the_loop_needs_only_the_interface(text: Path, tmp_path: Path) -> None:
+    folder, model = run_tiny(small_config(text), tmp_path / "run")
+    assert model.updates == 43
+    final = folder.final()
+    assert final is not None
+    first = metrics(folder.path)[0]
+    assert final["test"]["bits_per_byte"] < first["bits_per_byte"] - 0.5
+
+
+def test_metrics_say_what_happened(uninterrupted: Path) -> None:
+    lines = metrics(uninterrupted)
+    train_lines = [line for line in lines if line["kind"] == "train"]
+    assert [line["step"] for line in train_lines] == [7, 14, 21, 28, 35, 42, 43]
+    assert [line["stage"] for line in train_lines] == ["train"] * 3 + ["fine"] * 4
+    for line in train_lines:
+        assert line["bits_per_byte"] == line["loss"] / math.log(2)
+        assert line["tokens_per_second"] > 0
+        assert 4 <= line["span_mean"] <= line["span_max"] <= 16
+    assert train_lines[0]["learning_rate"] == pytest.approx(0.01 * (1 + math.cos(math.pi * 6 / 25)) / 2)
+    assert train_lines[3]["learning_rate"] == pytest.approx(0.01 * 3 / 4)
+    assert train_lines[-1]["learning_rate"] == 0.01
+    assert train_lines[-1]["loss"] < train_lines[0]["loss"]
+
+    valid = [line for line in lines if line["kind"] == "valid"]
+    assert [line["step"] for line in valid] == [15, 30, 43]
+    assert {line["tokens"] for line in valid} == {300}
+    assert {line["bytes"] for line in valid} == {300}
+    best = min(valid, key=lambda line: line["loss"])
+
+    final = lines[-1]
+    assert final["kind"] == "final"
+    assert final["step"] == best["step"]
+    assert final["test"]["tokens"] + final["test"]["skipped"] == final["test"]["bytes"] + 1
+    assert final["test"]["bits_per_byte"] == pytest.approx(
+        final["test"]["nats"] / math.log(2) / final["test"]["bytes"]
+    )
+
+
+def test_tensorboard_has_the_same_numbers(uninterrupted: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(uninterrupted / "tensorboard"))
+    events.Reload()
+    shown = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    lines = [line for line in metrics(uninterrupted) if line["kind"] == "train"]
+    assert shown == [(line["step"], pytest.approx(line["loss"])) for line in lines]
+
+
+def test_the_final_score_is_that_of_the_best_weights(text: Path, tmp_path: Path) -> None:
+    class Forgets(TinyModel):
+        """Good until step 30, then useless."""
+
+        def after_update(self) -> None:
+            super().after_update()
+            if self.updates > 30:
+                nn.init.normal_(self.head.scores.bias, std=9.0)
+
+    folder, _ = run_tiny(small_config(text, evaluation__max_tokens=10**6), tmp_path / "run", Forgets(256))
+    final = folder.final()
+    assert final is not None
+    assert final["step"] == 30
+    seen = {line["step"]: line["loss"] for line in metrics(folder.path) if line["kind"] == "valid"}
+    assert final["valid"]["loss"] == seen[30] < seen[43]
+
+
+class TestDivergence:
+    def test_the_first_bad_step_is_named_and_the_good_checkpoint_stays(
+        self, text: Path, tmp_path: Path
+    ) -> None:
+        class Breaks(TinyModel):
+            def after_update(self) -> None:
+                super().after_update()
+                if self.updates == 23:
+                    nn.init.constant_(self.mix.weight, math.nan)
+
+        with pytest.raises(Diverged, match=r"the loss is nan at step 24 with learning rate 0\.00") as stop:
+            run_tiny(small_config(text, training__log_every=100), tmp_path / "run", Breaks(256))
+        last = tmp_path / "run" / "checkpoints" / "last.safetensors"
+        assert f"the last good checkpoint is {last} of step 20" in str(stop.value)
+        assert "\n" not in str(stop.value)
+        saved = checkpoint.load(last)
+        assert saved.facts["progress"]["step"] == 20
+        assert all(bool(t.isfinite().all()) for t in saved.below("model").values())
+
+    def test_weights_that_broke_in_the_latest_update_are_not_saved(self, text: Path, tmp_path: Path) -> None:
+        class Breaks(TinyModel):
+            def after_update(self) -> None:
+                super().after_update()
+                if self.updates == 20:  # a checkpoint is due now, and every loss so far was finite
+                    nn.init.constant_(self.mix.bias, math.inf)
+
+        with pytest.raises(Diverged, match="weights are no longer finite at step 20"):
+            run_tiny(small_config(text), tmp_path / "run", Breaks(256))
+        saved = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")
+        assert saved.facts["progress"]["step"] == 10
+
+    def test_before_any_checkpoint(self, text: Path, tmp_path: Path) -> None:
+        config = small_config(text, stage__0__optimizer="sgd", stage__0__learning_rate=1e9)
+        with pytest.raises(Diverged, match="there is no checkpoint yet"):
+            train(config, tmp_path / "run")
+        assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+
+
+def test_a_limit_of_time_ends_the_stage(text: Path, tmp_path: Path) -> None:
+    config = small_config(text, stage__0__steps=10**6, stage__0__max_seconds=0.2)
+    folder, model = run_tiny(config, tmp_path / "run")
+    facts = checkpoint.load(folder.checkpoint("last")).facts["progress"]
+    assert facts["stage"] == 1
+    assert facts["stage_step"] == 18
+    assert 18 < model.updates < 10**5
+    assert facts["seconds"] - facts["stage_seconds"] >= 0.2
+
+
+def test_an_epoch_ends_the_training(text: Path, tmp_path: Path) -> None:
+    config = small_config(text, training__at_end="stop", training__block_jitter=False, stage__0__steps=10**6)
+    folder, model = run_tiny(config, tmp_path / "run")
+    lane = len(prepare(config.data).splits["train"]) // 6
+    assert model.updates == math.ceil((lane - 1) / 24)
+    facts = checkpoint.load(folder.checkpoint("last")).facts["progress"]
+    assert facts["tokens"] == 6 * (lane - 1)
+
+
+def test_the_same_settings_give_the_same_run_and_leave_no_trace(
+    text: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(77)
+    before = torch.get_rng_state()
+    folder = train(small_config(text, stage__0__steps=7), tmp_path / "run")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert metrics(folder.path)[0]["loss"] != metrics(uninterrupted)[0]["loss"]  # another cosine
+    again = train(small_config(text, stage__0__steps=7), tmp_path / "again")
+    assert metrics(again.path)[0]["loss"] == metrics(folder.path)[0]["loss"]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_runs_in_lower_precision(text: Path, tmp_path: Path, precision: str) -> None:
+    config = small_config(text, training__precision=precision, stage__1__steps=1)
+    folder = train(config, tmp_path / "run")
+    losses = [line["loss"] for line in metrics(folder.path) if line["kind"] == "valid"]
+    assert losses[-1] < 4.0
+    scaler = checkpoint.load(folder.checkpoint("last")).facts["scaler"]
+    assert ("scale" in scaler) == (precision == "fp16")
+
+
+def test_a_compiled_model_computes_the_same(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, compiled = nn.Module.compile, []
+
+    def without_code_generation(module: nn.Module) -> None:
+        compiled.append(module)
+        plain(module, backend="eager")  # all of compilation but the slow part
+
+    monkeypatch.setattr(nn.Module, "compile", without_code_generation)
+    changes: dict[str, Any] = {"model__dropout": 0.0, "stage__0__steps": 4, "stage__1__steps": 1}
+    changes |= {"training__log_every": 1, "training__block_jitter": False}
+    eager = train(small_config(text, **changes), tmp_path / "eager")
+    fast = train(small_config(text, training__compile=True, **changes), tmp_path / "fast")
+    assert len(compiled) == 1
+    losses = [[line["loss"] for line in metrics(run.path)[:-1]] for run in (fast, eager)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+class TestBadInput:
+    def test_a_run_folder_that_exists(self, text: Path, tmp_path: Path) -> None:
+        (tmp_path / "mine").write_text("precious")
+        with pytest.raises(UserError, match="exists already"):
+            train(small_config(text), tmp_path)
+        assert [entry.name for entry in tmp_path.iterdir()] == ["mine"]
+
+    def test_a_text_smaller_than_a_block_leaves_no_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "short.txt").write_text("too short\n" * 10)
+        with pytest.raises(UserError, match="tokens"):
+            train(small_config(tmp_path / "short.txt"), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+    def test_held_out_text_too_short_for_its_protocol_is_noticed_before_training(
+        self, text: Path, tmp_path: Path
+    ) -> None:
+        config = small_config(text, evaluation__protocol="adaptive-span", evaluation__batch_size=64)
+        with pytest.raises(UserError, match="too few to score"):
+            train(config, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+    def test_no_stages(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"no \[\[stage"):
+            train(RunConfig(), tmp_path / "run")
+
+
+def test_plain_lines_for_a_log(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = small_config(text, stage__0__steps=7, stage__1__steps=1, training__log_every=7)
+    train(config, tmp_path / "run", reporter=PlainReporter())
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("step 7  loss ") and "bits/byte" in line for line in lines)
+    assert any(line.startswith("step 8  held-out loss ") and "(best so far)" in line for line in lines)
+    assert not any("\x1b" in line or "\r" in line for line in lines)
