@@ -65,17 +65,17 @@ class TrainingConfig:
     compile: bool = option(False, help="compile the model with torch.compile")
     device: str = option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one")
     seed: int = option(1, help="seed of initial weights, dropout and block lengths")
-    log_every: int = option(50, help="steps between two lines of metrics; 0 for none until the end")
+    log_every: int = option(50, help="steps between two lines of metrics")
     evaluate_every: int = option(1000, help="steps between two evaluations; 0 for none until the end")
     checkpoint_every: int = option(1000, help="steps between two checkpoints; 0 for none until the end")
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.block_length < 1:
-            raise ValueError("batch_size and block_length must be at least 1")
+        if min(self.batch_size, self.block_length, self.log_every) < 1:
+            raise ValueError("batch_size, block_length and log_every must be at least 1")
         if not 1 <= self.micro_batches <= self.batch_size:
             raise ValueError(f"micro_batches must lie between 1 and the batch_size, {self.batch_size}")
-        if min(self.log_every, self.evaluate_every, self.checkpoint_every) < 0:
-            raise ValueError("log_every, evaluate_every and checkpoint_every must not be negative")
+        if min(self.evaluate_every, self.checkpoint_every) < 0:
+            raise ValueError("evaluate_every and checkpoint_every must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True)

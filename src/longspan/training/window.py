@@ -28,7 +28,7 @@ class Window:
     def __init__(self) -> None:
         self.tokens = 0
         self.seconds = 0.0
-        self._read: list[float] = []
+        self._nats = 0.0  # of the steps that have been read, added in their order
         self._waiting: list[tuple[Tensor, int, float]] = []
 
     def add(self, nats: Tensor, tokens: int, seconds: float, step: int, learning_rate: float) -> None:
@@ -44,20 +44,20 @@ class Window:
         for value, (_, step, rate) in zip(values, self._waiting, strict=True):
             if not math.isfinite(value):
                 return BadLoss(step, rate, value)
-        self._read += values
+            self._nats += value
         self._waiting = []
         return None
 
     @property
     def loss(self) -> float:
         """Nats per token over what has been read."""
-        return math.fsum(self._read) / self.tokens
+        return self._nats / self.tokens
 
     def to_json(self) -> dict[str, Any]:
-        return {"tokens": self.tokens, "seconds": self.seconds, "nats": self._read}
+        return {"tokens": self.tokens, "seconds": self.seconds, "nats": self._nats}
 
     @staticmethod
     def from_json(facts: dict[str, Any]) -> Window:
         window = Window()
-        window.tokens, window.seconds, window._read = facts["tokens"], facts["seconds"], list(facts["nats"])
+        window.tokens, window.seconds, window._nats = facts["tokens"], facts["seconds"], facts["nats"]
         return window
