@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from importlib import metadata
 from typing import Any
 
 import torch
 
+from longspan import __version__
 from longspan.errors import UserError
 
 
@@ -27,7 +27,7 @@ def pick_device(name: str) -> torch.device:
 def environment(device: torch.device) -> dict[str, Any]:
     """Versions, machine and device, as JSON can hold them."""
     return {
-        "longspan": metadata.version("longspan"),
+        "longspan": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
