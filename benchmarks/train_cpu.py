@@ -37,36 +37,39 @@ BATCH, BLOCK, VOCABULARY = 16, 256, 205
 class PaddedAttention(Attention):
     """The original's way: every head computes the layer's longest window, for all T x (T + W) pairs.
 
-    Shapes: as in longspan.layers.attention, and W the layer's window.
+    Shapes: as in longspan.layers.attention, and N = B x H (heads count as batch), W the layer's window.
     """
 
-    def _attend(self, x_BTD: Tensor, seen_BSD: Tensor) -> Tensor:
-        window, block = max(self.span.windows), x_BTD.shape[1]
-        q_BHTK, k_BHSK, v_BHSK = (
-            self._split(project(x))
-            for project, x in ((self.query, x_BTD), (self.key, seen_BSD), (self.value, seen_BSD))
-        )
-        k_BHSK, v_BHSK = k_BHSK[:, :, -(window + block) :], v_BHSK[:, :, -(window + block) :]
-        position_BHTW = q_BHTK @ self.positions.keys_LK[:window].flip(0).mT
-        scores_BHTW = by_distance(q_BHTK @ k_BHSK.mT) + position_BHTW
-        weights_BHTW = torch.softmax(scores_BHTW / math.sqrt(self.head_width), dim=-1)
-        weights_BHTW = weights_BHTW * soft_mask(self.span.spans_H(), self.span.ramp, window).flip(1)[:, None]
-        weights_BHTW = weights_BHTW / (weights_BHTW.sum(-1, keepdim=True) + EPSILON)
-        weights_BHTW = F.dropout(weights_BHTW, self.dropout, self.training)
-        return (by_key(weights_BHTW) @ v_BHSK).transpose(1, 2).flatten(2)
+    def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
+        window, block = max(self.span.windows), h_BTD.shape[1]
+        seen_BSD = torch.cat([state.tensor("memory"), h_BTD], dim=1)
+        q_NTK = self._split(self.query(h_BTD)).flatten(0, 1)
+        k_NSK = self._split(self.key(seen_BSD)).flatten(0, 1)[:, -(window + block) :]
+        v_NSK = self._split(self.value(seen_BSD)).flatten(0, 1)[:, -(window + block) :]
+        position_keys_1KW = self.positions.keys_LK[:window].flip(0).mT[None]
+        scores_NTW = by_distance(q_NTK @ k_NSK.mT) + q_NTK @ position_keys_1KW
+        weights_NTW = torch.softmax(scores_NTW / math.sqrt(self.head_width), dim=-1)
+        mask_HW = soft_mask(self.span.spans_H(), self.span.ramp, window).flip(1)
+        weights_NTW = (weights_NTW.unflatten(0, (-1, self.num_heads)) * mask_HW[:, None]).flatten(0, 1)
+        weights_NTW = weights_NTW / (weights_NTW.sum(-1, keepdim=True) + EPSILON)
+        weights_NTW = F.dropout(weights_NTW, self.dropout, self.training)
+        out_NTK = by_key(weights_NTW) @ v_NSK
+        out_BTD = out_NTK.unflatten(0, (-1, self.num_heads)).transpose(1, 2).flatten(2)
+        after = State({"memory": seen_BSD[:, -self.span.memory_length :]})
+        return self.norm(h_BTD + self.out(out_BTD)), after
 
 
-def by_distance(table_BHTS: Tensor) -> Tensor:
+def by_distance(table_NTS: Tensor) -> Tensor:
     """[T, W + T] with a column per key -> [T, W] with a column per distance: pad, and read rows one longer."""
-    block, keys = table_BHTS.shape[-2:]
-    flat = F.pad(table_BHTS.flatten(-2), (0, block))
+    block, keys = table_NTS.shape[-2:]
+    flat = F.pad(table_NTS.flatten(-2), (0, block))
     return flat.unflatten(-1, (block, keys + 1))[..., : keys - block]
 
 
-def by_key(table_BHTW: Tensor) -> Tensor:
+def by_key(table_NTW: Tensor) -> Tensor:
     """The way back: zeros where a query does not look."""
-    block, window = table_BHTW.shape[-2:]
-    flat = F.pad(table_BHTW, (0, block + 1)).flatten(-2)[..., :-block]
+    block, window = table_NTW.shape[-2:]
+    flat = F.pad(table_NTW, (0, block + 1)).flatten(-2)[..., :-block]
     return flat.unflatten(-1, (block, window + block))
 
 

@@ -57,79 +57,71 @@ class Attention(Block):
 
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         x_BTD = self.norm(h_BTD) if self.norm_first else h_BTD
-        if "memory" in state:
-            seen_BSD = torch.cat([state.tensor("memory"), h_BTD], dim=1)
-            attended_BTD = self._attend(x_BTD, self.norm(seen_BSD) if self.norm_first else seen_BSD)
-            state = State({"memory": self._last(seen_BSD)})
-        else:
-            keys_BHSK, values_BHSK = (
-                torch.cat([state.tensor(name), self._split(project(x_BTD))], dim=2)
-                for name, project in (("keys", self.key), ("values", self.value))
-            )
-            attended_BTD = self._attend_projected(x_BTD, keys_BHSK, values_BHSK)
-            state = State({"keys": self._last(keys_BHSK), "values": self._last(values_BHSK)})
-        if self.norm_first:
-            return h_BTD + self.out(attended_BTD), state
-        return self.norm(h_BTD + self.out(attended_BTD)), state
+        # Heads that are computed together lie together, by the order of the matrices' rows and columns.
+        groups = head_groups(self.span.windows)
+        order = [head for heads in groups for head in heads]
+        weight = torch.cat([self._rows(layer.weight, order) for layer in (self.query, self.key, self.value)])
+        qkv_BHTK = self._split(F.linear(x_BTD, weight)).chunk(3, dim=1)
+        by_group = zip(*(x_BHTK.split([len(heads) for heads in groups], dim=1) for x_BHTK in qkv_BHTK), strict=True)
+        attended_BGTK = [
+            self._attend(*qkv_BGTK, state, heads) for qkv_BGTK, heads in zip(by_group, groups, strict=True)
+        ]
+        merged_BTD = torch.cat(attended_BGTK, dim=1).transpose(1, 2).flatten(2)
+        out_BTD = F.linear(merged_BTD, self._rows(self.out.weight.mT, order).mT)
+        after = self._remember(h_BTD, *qkv_BHTK[1:], state, order)
+        return (h_BTD + out_BTD if self.norm_first else self.norm(h_BTD + out_BTD)), after
 
     def decoding_state(self, state: State) -> State:
-        memory_BMD = state.tensor("memory")
-        if self.norm_first:
-            memory_BMD = self.norm(memory_BMD)
-        return State(
-            {"keys": self._split(self.key(memory_BMD)), "values": self._split(self.value(memory_BMD))}
-        )
+        keys_BHMK, values_BHMK = self._recall(state, list(range(self.num_heads)), self.span.memory_length)
+        return State({"keys": keys_BHMK, "values": values_BHMK})
 
-    def _attend(self, x_BTD: Tensor, seen_BSD: Tensor) -> Tensor:
-        """Keys and values are projected for each group of heads, only as far back as the group sees."""
-        q_BHTK = self._split(self.query(x_BTD))
-        out_GBTK: list[Tensor] = []
-        groups = head_groups(self.span.windows)
-        for heads in groups:
-            reach = max(self.span.windows[head] for head in heads) + x_BTD.shape[1]
-            near_BSD = seen_BSD[:, -reach:]
-            k_BGSK, v_BGSK = (
-                self._split(F.linear(near_BSD, self._rows(projection, heads)))
-                for projection in (self.key, self.value)
-            )
-            out_GBTK += self._group(q_BHTK, k_BGSK, v_BGSK, heads).unbind(1)
-        return self._merge(out_GBTK, groups)
-
-    def _attend_projected(self, x_BTD: Tensor, keys_BHSK: Tensor, values_BHSK: Tensor) -> Tensor:
-        q_BHTK = self._split(self.query(x_BTD))
-        out_GBTK: list[Tensor] = []
-        groups = head_groups(self.span.windows)
-        for heads in groups:
-            reach = max(self.span.windows[head] for head in heads) + x_BTD.shape[1]
-            k_BGSK, v_BGSK = keys_BHSK[:, :, -reach:][:, heads], values_BHSK[:, :, -reach:][:, heads]
-            out_GBTK += self._group(q_BHTK, k_BGSK, v_BGSK, heads).unbind(1)
-        return self._merge(out_GBTK, groups)
-
-    def _group(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, heads: list[int]) -> Tensor:
+    def _attend(
+        self, q_BGTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, state: State, heads: list[int]
+    ) -> Tensor:
+        """One group of heads, over the block and the memory as far back as the longest of them sees."""
+        windows = [self.span.windows[head] for head in heads]
+        past_k_BGMK, past_v_BGMK = self._recall(state, heads, max(windows))
         spans_H = self.span.spans_H()
         return span_attention(
-            q_BHTK[:, heads],
-            k_BGSK,
-            v_BGSK,
-            windows_H=[self.span.windows[head] for head in heads],
+            q_BGTK,
+            torch.cat([past_k_BGMK, k_BGTK], dim=2),
+            torch.cat([past_v_BGMK, v_BGTK], dim=2),
+            windows_H=windows,
             position_keys_LK=self.positions.keys_LK,
             spans_H=None if spans_H is None else spans_H[heads],
             ramp=self.span.ramp,
             dropout=self.dropout if self.training else 0.0,
         )
 
-    def _rows(self, projection: nn.Linear, heads: list[int]) -> Tensor:
-        """The rows of a projection's matrix that make the vectors of these heads."""
-        return projection.weight.unflatten(0, (self.num_heads, self.head_width))[heads].flatten(0, 1)
+    def _recall(self, state: State, heads: list[int], reach: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the last `reach` remembered positions for some of the heads."""
+        if "keys" in state:
+            keys_BHMK, values_BHMK = state.tensor("keys"), state.tensor("values")
+            return keys_BHMK[:, :, -reach:][:, heads], values_BHMK[:, :, -reach:][:, heads]
+        near_BMD = state.tensor("memory")[:, -reach:]
+        if self.norm_first:
+            near_BMD = self.norm(near_BMD)
+        weight = torch.cat([self._rows(layer.weight, heads) for layer in (self.key, self.value)])
+        keys_BGMK, values_BGMK = self._split(F.linear(near_BMD, weight)).chunk(2, dim=1)
+        return keys_BGMK, values_BGMK
+
+    def _remember(
+        self, h_BTD: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, state: State, order: list[int]
+    ) -> State:
+        if "keys" in state:
+            place = [order.index(head) for head in range(self.num_heads)]
+            new = {"keys": k_BHTK[:, place], "values": v_BHTK[:, place]}
+        else:
+            new = {"memory": h_BTD}
+        length = self.span.memory_length
+        return State(
+            {name: torch.cat([state.tensor(name), x], dim=-2)[..., -length:, :] for name, x in new.items()}
+        )
+
+    def _rows(self, weight: Tensor, heads: list[int]) -> Tensor:
+        """The rows of a matrix that belong to these heads, in their order."""
+        return weight.unflatten(0, (self.num_heads, self.head_width))[heads].flatten(0, 1)
 
     def _split(self, x_BTD: Tensor) -> Tensor:
+        """[B, T, heads x K] -> [B, heads, T, K], for any number of heads."""
         return x_BTD.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
-
-    def _merge(self, out_GBTK: list[Tensor], groups: list[list[int]]) -> Tensor:
-        """Outputs in the order of the groups, back in the order of the heads, side by side."""
-        order = [head for heads in groups for head in heads]
-        return torch.cat([out_GBTK[order.index(head)] for head in range(self.num_heads)], dim=-1)
-
-    def _last(self, x: Tensor) -> Tensor:
-        """The rows to remember: time is the last dimension but one."""
-        return x[..., -self.span.memory_length :, :]

@@ -81,7 +81,9 @@ class _Chunk(NamedTuple):
     keys: slice
 
 
-def _chunks(block: int, window: int) -> Iterator[_Chunk]:
+def _chunks(q_NTK: Tensor, k_NSK: Tensor) -> Iterator[_Chunk]:
+    block = q_NTK.shape[1]
+    window = k_NSK.shape[1] - block
     for start in range(0, block, CHUNK):
         stop = min(start + CHUNK, block)
         yield _Chunk(slice(start, stop), slice(start, stop + window))
@@ -117,58 +119,57 @@ class _SpanAttention(torch.autograd.Function):
         dropout: float,
         epsilon: float,
     ) -> Tensor:
-        block, window = q_NTK.shape[1], k_NSK.shape[1] - q_NTK.shape[1]
-        out_NTK = torch.empty_like(q_NTK)
-        saved: list[Tensor | None] = []
-        for chunk in _chunks(block, window):
+        out, saved = [], []
+        for chunk in _chunks(q_NTK, k_NSK):
             a_NCW = _softmax(q_NTK[:, chunk.queries], k_NSK[:, chunk.keys], p_WK)
             w_NCW, total_NC = _mask(a_NCW, mask_HW, epsilon)
             kept_NCW = None
             if dropout > 0:
                 kept_NCW = torch.empty_like(w_NCW).bernoulli_(1 - dropout).div_(1 - dropout)
                 w_NCW = w_NCW * kept_NCW
-            torch.bmm(_by_key(w_NCW, q_NTK.dtype), v_NSK[:, chunk.keys], out=out_NTK[:, chunk.queries])
-            saved += [a_NCW, total_NC, kept_NCW]
+            w_NCG = _by_key(w_NCW, q_NTK.dtype)
+            out.append(torch.bmm(w_NCG, v_NSK[:, chunk.keys]))
+            saved += [a_NCW, w_NCG, total_NC, kept_NCW]
         ctx.epsilon = epsilon
         ctx.save_for_backward(q_NTK, k_NSK, v_NSK, p_WK, mask_HW, *saved)
-        return out_NTK
+        return torch.cat(out, dim=1)
 
     @staticmethod
     def backward(ctx: Any, dout_NTK: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q_NTK, k_NSK, v_NSK, p_WK, mask_HW, *saved = ctx.saved_tensors
-        block, window = q_NTK.shape[1], k_NSK.shape[1] - q_NTK.shape[1]
-        dq_NTK = torch.empty_like(q_NTK)
         exact = torch.promote_types(q_NTK.dtype, torch.float32)  # chunks overlap: sums want full precision
         dk_NSK, dv_NSK = torch.zeros_like(k_NSK, dtype=exact), torch.zeros_like(v_NSK, dtype=exact)
         dp_WK = None if p_WK is None else torch.zeros_like(p_WK, dtype=exact)
         dmask_HW = None if mask_HW is None else torch.zeros_like(mask_HW)
-        for number, chunk in enumerate(_chunks(block, window)):
-            a_NCW, total_NC, kept_NCW = saved[3 * number : 3 * number + 3]
+        dq = []
+        for number, chunk in enumerate(_chunks(q_NTK, k_NSK)):
+            a_NCW, w_NCG, total_NC, kept_NCW = saved[4 * number : 4 * number + 4]
             q_NCK, dout_NCK = q_NTK[:, chunk.queries], dout_NTK[:, chunk.queries].contiguous()
             k_NGK, v_NGK = k_NSK[:, chunk.keys], v_NSK[:, chunk.keys]
 
-            dw_NCW = _by_distance(torch.bmm(dout_NCK, v_NGK.mT)).to(a_NCW.dtype)
-            w_NCW = _weights(a_NCW, total_NC, mask_HW)
+            dv_NSK[:, chunk.keys] += torch.bmm(w_NCG.mT, dout_NCK)
+            dw_NCG = torch.bmm(dout_NCK, v_NGK.mT)
+            # The dropped weights are zero in w, so <dw, w> needs no second look at what was kept.
+            inner_NC1 = (dw_NCG * w_NCG).sum(-1, keepdim=True, dtype=exact)
+            dw_NCW = _by_distance(dw_NCG).to(exact)
             if kept_NCW is not None:
                 dw_NCW = dw_NCW * kept_NCW
-                used_NCG = _by_key(w_NCW * kept_NCW, q_NTK.dtype)
-            else:
-                used_NCG = _by_key(w_NCW, q_NTK.dtype)
-            _add_product(dv_NSK[:, chunk.keys], used_NCG.mT, dout_NCK)
-
-            ds_NCW, dmask_part = _scores_gradient(dw_NCW, w_NCW, a_NCW, total_NC, mask_HW, ctx.epsilon)
+            ds_NCW, dmask_part = _scores_gradient(dw_NCW, inner_NC1, a_NCW, total_NC, mask_HW, ctx.epsilon)
             if dmask_HW is not None:
                 dmask_HW += dmask_part
+
             ds_NCG = _by_key(ds_NCW, q_NTK.dtype)
-            _add_product(dk_NSK[:, chunk.keys], ds_NCG.mT, q_NCK)
+            dk_NSK[:, chunk.keys] += torch.bmm(ds_NCG.mT, q_NCK)
             dq_NCK = torch.bmm(ds_NCG, k_NGK)
             if p_WK is not None:
                 ds_NCW = ds_NCW.to(q_NTK.dtype)
                 dq_NCK += ds_NCW @ p_WK
                 dp_WK += ds_NCW.flatten(0, 1).mT @ q_NCK.flatten(0, 1)
-            dq_NTK[:, chunk.queries] = dq_NCK
+            dq.append(dq_NCK)
         dk_NSK, dv_NSK = dk_NSK.to(k_NSK.dtype), dv_NSK.to(v_NSK.dtype)
-        return dq_NTK, dk_NSK, dv_NSK, None if dp_WK is None else dp_WK.to(p_WK.dtype), dmask_HW, None, None
+        if p_WK is not None:
+            dp_WK = dp_WK.to(p_WK.dtype)
+        return torch.cat(dq, dim=1), dk_NSK, dv_NSK, dp_WK, dmask_HW, None, None
 
 
 def _softmax(q_NCK: Tensor, k_NGK: Tensor, p_WK: Tensor | None) -> Tensor:
@@ -186,12 +187,6 @@ def _mask(a_NCW: Tensor, mask_HW: Tensor | None, epsilon: float) -> tuple[Tensor
     return w_NCW.div_(total_NC[..., None]), total_NC
 
 
-def _weights(a_NCW: Tensor, total_NC: Tensor | None, mask_HW: Tensor | None) -> Tensor:
-    if mask_HW is None or total_NC is None:
-        return a_NCW
-    return _times_mask(a_NCW, mask_HW).div_(total_NC[..., None])
-
-
 def _times_mask(x_NCW: Tensor, mask_HW: Tensor) -> Tensor:
     x_BHCW = x_NCW.unflatten(0, (-1, mask_HW.shape[0]))
     return (x_BHCW * mask_HW[:, None].to(x_NCW.dtype)).flatten(0, 1)
@@ -199,7 +194,7 @@ def _times_mask(x_NCW: Tensor, mask_HW: Tensor) -> Tensor:
 
 def _scores_gradient(
     dw_NCW: Tensor,
-    w_NCW: Tensor,
+    inner_NC1: Tensor,
     a_NCW: Tensor,
     total_NC: Tensor | None,
     mask_HW: Tensor | None,
@@ -207,21 +202,14 @@ def _scores_gradient(
 ) -> tuple[Tensor, Tensor | None]:
     """Back through renormalisation, mask and softmax: gradients of the scores and of the mask.
 
-    With e the epsilon, w = a m / (sum + e) gives d(a m) = (dw - <dw, w>) / (sum + e). The softmax then
-    wants <da, a> = <dw, w> e / (sum + e): written so, since the sum it stands for cancels to almost nothing.
+    With `inner` = <dw, w> and e the epsilon, w = a m / (sum + e) gives d(a m) = (dw - inner) / (sum + e).
+    The softmax then wants <da, a> = inner e / (sum + e): written so, since the sum it stands for cancels
+    to almost nothing.
     """
-    inner_NC = (dw_NCW * w_NCW).sum(-1, keepdim=True)
     if mask_HW is None or total_NC is None:
-        return (dw_NCW - inner_NC).mul_(a_NCW), None
-    total_NC = total_NC[..., None]
-    dmasked_NCW = (dw_NCW - inner_NC).div_(total_NC).mul_(a_NCW)  # times a, which both results need
+        return (dw_NCW - inner_NC1).mul_(a_NCW), None
+    total_NC1 = total_NC[..., None]
+    dmasked_NCW = (dw_NCW - inner_NC1).mul_(a_NCW).div_(total_NC1)  # times a, which both results need
     dmask_HW = dmasked_NCW.unflatten(0, (-1, mask_HW.shape[0])).sum((0, 2))
     ds_NCW = _times_mask(dmasked_NCW, mask_HW)
-    return ds_NCW.addcmul_(a_NCW, inner_NC * (epsilon / total_NC), value=-1), dmask_HW.to(mask_HW.dtype)
-
-
-def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
-    if into.dtype == left.dtype:
-        torch.baddbmm(into, left, right, out=into)
-    else:
-        into += torch.bmm(left, right)
+    return ds_NCW.addcmul_(a_NCW, inner_NC1 * (epsilon / total_NC1), value=-1), dmask_HW.to(mask_HW.dtype)
