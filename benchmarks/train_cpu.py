@@ -46,7 +46,7 @@ class PaddedAttention(Attention):
         q_NTK = self._split(self.query(h_BTD)).flatten(0, 1)
         k_NSK = self._split(self.key(seen_BSD)).flatten(0, 1)[:, -(window + block) :]
         v_NSK = self._split(self.value(seen_BSD)).flatten(0, 1)[:, -(window + block) :]
-        position_keys_1KW = self.positions.keys_LK[:window].flip(0).mT[None]
+        position_keys_1KW = self._positions[0].keys_LK[:window].flip(0).mT[None]
         scores_NTW = by_distance(q_NTK @ k_NSK.mT) + q_NTK @ position_keys_1KW
         weights_NTW = torch.softmax(scores_NTW / math.sqrt(self.head_width), dim=-1)
         mask_HW = soft_mask(self.span.spans_H(), self.span.ramp, window).flip(1)

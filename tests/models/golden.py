@@ -74,7 +74,7 @@ class Golden:
 
 def _our_name(name: str) -> str:
     whole = {
-        "key_pe": "blocks.0.positions.keys_LK",
+        "key_pe": "shared.positions.keys_LK",
         "in_emb.weight": "embedding.weight",
         "out_emb.weight": "head.scores.weight",
         "out_emb.bias": "head.scores.bias",

@@ -43,10 +43,12 @@ def model(request) -> LanguageModel:
 def make(variant: str) -> LanguageModel:
     torch.manual_seed(3)
     model = build(VARIANTS[variant], VOCABULARY).double().eval()
-    with torch.no_grad():  # spans that differ from head to head
+    with torch.no_grad():  # spans that differ from head to head, norms that do not leave zero where it is
         for name, parameter in model.named_parameters():
             if name.endswith("fraction_H"):
                 parameter.add_(torch.rand_like(parameter) * 0.3)
+            if name.endswith("norm.bias"):
+                parameter.add_(torch.randn_like(parameter) * 0.3)
     model.after_update()
     return model
 
@@ -162,8 +164,11 @@ def test_the_future_never_leaks(model):
     assert not torch.allclose(changed[:, 5:], hidden[:, 5:])
 
 
-def test_reset_rows_begin_a_new_text(model):
+@pytest.mark.parametrize("decoding", [False, True])
+def test_reset_rows_begin_a_new_text(model, decoding):
     tokens, state = random_tokens(3, 5), warm_state(model, 3)
+    if decoding:
+        state = model.decoding_state(state)
     with torch.no_grad():
         expected, _ = model(tokens[1:2], model.initial_state(1))
         found, _ = model(tokens, state.reset([1]))
@@ -221,6 +226,12 @@ def test_hooks(model):
     before = snapshot(model.initial_state(1))
     model.after_update()
     assert equal(model.initial_state(1), before)
+
+
+def test_every_weight_is_stored_once(model):
+    stored = model.state_dict()
+    assert stored.keys() == dict(model.named_parameters()).keys() | dict(model.named_buffers()).keys()
+    assert len({weight.data_ptr() for weight in stored.values()}) == len(stored)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

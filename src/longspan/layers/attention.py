@@ -17,11 +17,11 @@ from longspan.state import State
 
 
 class Attention(Block):
-    """u = LN(h + Wo attention(Wq h, Wk [memory; h], Wv [memory; h])); no biases.
+    """u = LN(h + Wo attention(Wq x, Wk [memory; x], Wv [memory; x])) with x = h; no biases.
 
-    With `norm_first` u = h + Wo attention(...) of LN(h) and LN(memory). The memory holds the last inputs
-    of this block, oldest first, as they came in. A text begins with a memory of zeros, and the zeros take
-    part in the softmax, as in the original. A position does not see itself.
+    With `norm_first` u = h + Wo attention(...) with x = LN(h). The memory holds the last x, oldest first.
+    A text begins with a memory of zeros, and the zeros take part in the softmax, as in the original.
+    A position does not see itself.
 
     The memory is projected anew with the current weights in every block. For decoding with fixed weights
     `decoding_state` replaces it by its keys and values.
@@ -46,7 +46,7 @@ class Attention(Block):
         self.out = nn.Linear(width, width, bias=False)
         self.norm = nn.LayerNorm(width)
         self.span = span
-        self.positions = positions
+        self._positions = (positions,)  # the model owns them: in a tuple they are not registered again
         self.dropout = dropout
         self.norm_first = norm_first
 
@@ -68,7 +68,7 @@ class Attention(Block):
         ]
         merged_BTD = torch.cat(attended_BGTK, dim=1).transpose(1, 2).flatten(2)
         out_BTD = F.linear(merged_BTD, self._rows(self.out.weight.mT, order).mT)
-        after = self._remember(h_BTD, *qkv_BHTK[1:], state, order)
+        after = self._remember(x_BTD, *qkv_BHTK[1:], state, order)
         return (h_BTD + out_BTD if self.norm_first else self.norm(h_BTD + out_BTD)), after
 
     def decoding_state(self, state: State) -> State:
@@ -87,7 +87,7 @@ class Attention(Block):
             torch.cat([past_k_BGMK, k_BGTK], dim=2),
             torch.cat([past_v_BGMK, v_BGTK], dim=2),
             windows_H=windows,
-            position_keys_LK=self.positions.keys_LK,
+            position_keys_LK=self._positions[0].keys_LK,
             spans_H=None if spans_H is None else spans_H[heads],
             ramp=self.span.ramp,
             dropout=self.dropout if self.training else 0.0,
@@ -99,20 +99,18 @@ class Attention(Block):
             keys_BHMK, values_BHMK = state.tensor("keys"), state.tensor("values")
             return keys_BHMK[:, :, -reach:][:, heads], values_BHMK[:, :, -reach:][:, heads]
         near_BMD = state.tensor("memory")[:, -reach:]
-        if self.norm_first:
-            near_BMD = self.norm(near_BMD)
         weight = torch.cat([self._rows(layer.weight, heads) for layer in (self.key, self.value)])
         keys_BGMK, values_BGMK = self._split(F.linear(near_BMD, weight)).chunk(2, dim=1)
         return keys_BGMK, values_BGMK
 
     def _remember(
-        self, h_BTD: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, state: State, order: list[int]
+        self, x_BTD: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, state: State, order: list[int]
     ) -> State:
         if "keys" in state:
             place = [order.index(head) for head in range(self.num_heads)]
             new = {"keys": k_BHTK[:, place], "values": v_BHTK[:, place]}
         else:
-            new = {"memory": h_BTD}
+            new = {"memory": x_BTD}
         length = self.span.memory_length
         return State(
             {name: torch.cat([state.tensor(name), x], dim=-2)[..., -length:, :] for name, x in new.items()}

@@ -7,7 +7,7 @@ from torch import nn
 
 
 class LearnedDistanceKeys(nn.Module):
-    """One learned key per distance, shared by all heads and by every layer that holds this module.
+    """One learned key per distance, shared by all heads of every layer. The model owns this module.
 
     A query at distance d from a key adds q . p_d to its score. Row i belongs to the i-th nearest distance.
     """

@@ -42,6 +42,7 @@ def adaptive_span(config: AdaptiveSpanConfig, vocabulary_size: int) -> Stack:
         nn.Embedding(vocabulary_size, config.width),
         blocks,
         SoftmaxHead(config.width, vocabulary_size),
+        shared={"positions": positions},
         final_norm=nn.LayerNorm(config.width) if norm_first else None,
         dropout=config.embedding_dropout,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from longspan.state import State
 class Stack(LanguageModel):
     """embedding -> block, block, block ... -> head.
 
-    `dropout` acts on the embeddings and on what the head gets. Learned spans, wherever they are in the
+    `shared` modules are used by several blocks and owned by the stack. `dropout` acts on the embeddings and on what the head gets. Learned spans, wherever they are in the
     blocks, report their penalty and sizes through the hooks of the interface.
     """
 
@@ -29,12 +29,14 @@ class Stack(LanguageModel):
         blocks: Sequence[Block],
         head: Head,
         *,
+        shared: Mapping[str, nn.Module] | None = None,
         final_norm: nn.Module | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.embedding = embedding
         self.blocks = nn.ModuleList(blocks)
+        self.shared = nn.ModuleDict(shared)
         self.final_norm = final_norm
         self.head = head
         self.dropout = dropout
@@ -66,15 +68,19 @@ class Stack(LanguageModel):
 
     def diagnostics(self) -> dict[str, Tensor]:
         spans = self._learned_spans()
-        return {"spans_LH": torch.stack([span.sizes_H() for span in spans])} if spans else {}
+        if not spans:
+            return {}
+        return {
+            "spans_LH": torch.stack([span.sizes_H() for span in spans]),
+            "span_limit": torch.tensor(max(span.limit for span in spans)),
+        }
 
     def _learned_spans(self) -> list[LearnedSpan]:
         return [module for module in self.modules() if isinstance(module, LearnedSpan)]
 
-    def _each_block(self, make: Any) -> State:
-        return State(
-            {"blocks": State({name: make(block, name) for name, block in self.blocks.named_children()})}
-        )
+    def _each_block(self, make: Callable[[Block, str], State]) -> State:
+        named = ((name, block) for name, block in self.blocks.named_children() if isinstance(block, Block))
+        return State({"blocks": State({name: make(block, name) for name, block in named})})
 
 
 def _refresh_after_loading(model: nn.Module, _: Any) -> None:
