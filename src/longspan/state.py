@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 Rows: TypeAlias = "slice | Sequence[int] | Tensor"
 
@@ -48,7 +49,7 @@ class State(Mapping[str, "State | Tensor"]):
         return leaf
 
     def branch(self, name: str) -> State:
-        """The subtree called `name`; one that is absent is empty, since the flat form cannot tell them apart."""
+        """The subtree called `name`; an absent one is empty, since the flat form cannot tell them apart."""
         child = self._children.get(name, State({}))
         if not isinstance(child, State):
             raise TypeError(f"{name!r} is a tensor of this state, not a branch")
@@ -67,22 +68,20 @@ class State(Mapping[str, "State | Tensor"]):
         """Cut the gradient: the next block learns nothing about what made this state."""
         return self.map(Tensor.detach)
 
-    def to(self, *args: Any, **kwargs: Any) -> State:
-        """`Tensor.to` for every tensor; a floating dtype leaves integer counters alone."""
-        return self.map(lambda leaf: _to(leaf, *args, **kwargs))
+    def to(self, device: torch.device | str | int | None = None, dtype: torch.dtype | None = None) -> State:
+        """The same state elsewhere, or in another precision; integer counters keep their type."""
+        return self.map(lambda leaf: leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype))
 
     def select(self, rows: Rows) -> State:
         """The state of some rows of the batch, in the order given."""
-        if isinstance(rows, slice):
-            return self.map(lambda leaf: leaf[rows])
-        return self.map(lambda leaf: leaf[torch.as_tensor(rows, device=leaf.device)])
+        return self.map(lambda leaf: leaf[_index(rows, leaf)])
 
     def reset(self, rows: Rows) -> State:
         """The same state with some rows set back to the beginning of a text."""
 
         def begin_again(leaf: Tensor) -> Tensor:
             leaf = leaf.clone()
-            leaf[rows if isinstance(rows, slice) else torch.as_tensor(rows, device=leaf.device)] = 0
+            leaf[_index(rows, leaf)] = 0
             return leaf
 
         return self.map(begin_again)
@@ -110,6 +109,8 @@ class State(Mapping[str, "State | Tensor"]):
             else:
                 children[first] = leaf
         for name, below in branches.items():
+            if name in flat:
+                raise ValueError(f"{name!r} cannot be both a tensor and a branch of a state")
             children[name] = State.unflatten(below)
         return State(children)
 
@@ -117,12 +118,31 @@ class State(Mapping[str, "State | Tensor"]):
     def join(states: Sequence[State]) -> State:
         """States of several batches as the state of one batch, rows in the order given."""
         flats = [state.flatten() for state in states]
+        if any(flat.keys() != flats[0].keys() for flat in flats):
+            raise ValueError("only states with the same tensors can be joined")
         return State.unflatten({name: torch.cat([flat[name] for flat in flats]) for name in flats[0]})
 
 
-def _to(leaf: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    dtype = kwargs.get("dtype") or next((arg for arg in args if isinstance(arg, torch.dtype)), None)
-    if dtype is not None and dtype.is_floating_point and not leaf.is_floating_point():
-        device = kwargs.get("device") or next((a for a in args if isinstance(a, (str, torch.device))), None)
-        return leaf.to(device=device) if device is not None else leaf
-    return leaf.to(*args, **kwargs)
+def _index(rows: Rows, leaf: Tensor) -> slice | Tensor:
+    if isinstance(rows, slice):
+        return rows
+    index = torch.as_tensor(rows, device=leaf.device)
+    return index if index.numel() else index.long()  # torch takes an empty list for floats
+
+
+def _names_and_children(state: State) -> tuple[list[Any], list[str]]:
+    return list(state.values()), list(state)
+
+
+def _keys_and_children(state: State) -> tuple[list[tuple[pytree.KeyEntry, Any]], list[str]]:
+    return [(pytree.MappingKey(name), child) for name, child in state.items()], list(state)
+
+
+# torch.export, torch.compile and torch.func see the tensors of a state, and a saved program knows its names.
+pytree.register_pytree_node(
+    State,
+    _names_and_children,
+    lambda children, names: State(dict(zip(names, children, strict=True))),
+    serialized_type_name="longspan.State",
+    flatten_with_keys_fn=_keys_and_children,
+)
