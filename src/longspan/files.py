@@ -1,10 +1,18 @@
-"""Writing files so that a reader never sees half of one, whatever kills the writer."""
+"""Writing files so that a reader never sees half of one, whatever kills the writer.
+
+What is being written lies beside its target under a name that says who writes it, so that the next writer of
+the same target can tell the leavings of a dead process from the work of a living one.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import platform
+import re
+import secrets
 import shutil
-import tempfile
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,13 +20,13 @@ from pathlib import Path
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; when the block ends well it takes the name `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    os.close(handle)
-    partial = Path(name)
+    """Yield an empty file beside `path`; when the block ends well it takes the name `path`."""
+    partial = _beside(path)
+    partial.touch(exist_ok=False)
+    permissions = stat.S_IMODE(partial.stat().st_mode)
     try:
         yield partial
+        partial.chmod(permissions)  # some libraries put a file of their own, for the owner only, in its place
         _to_disk(partial)
         os.replace(partial, path)
         _to_disk(path.parent)
@@ -27,26 +35,59 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`; when the block ends well it takes the name `path`.
+def whole_folder(path: Path, *, first_wins: bool = False) -> Iterator[Path]:
+    """Yield an empty folder beside `path`; when the block ends well it takes the name `path`.
 
-    If another process put a folder there in the meantime, theirs stays and ours is dropped.
+    If something came to be at `path` in the meantime it stays, and ours is dropped: with a `FileExistsError`,
+    or quietly with `first_wins`, for caches where everybody writes the same.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+    partial = _beside(path)
+    partial.mkdir()
+    permissions = stat.S_IMODE(partial.stat().st_mode)
     try:
         yield partial
         for entry in partial.rglob("*"):
+            entry.chmod(permissions if entry.is_dir() else permissions & 0o666)
             _to_disk(entry)
         _to_disk(partial)
         try:
             os.replace(partial, path)
         except OSError:
-            if not path.is_dir():
+            if not path.exists():
                 raise
+            if not first_wins:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
         _to_disk(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _beside(path: Path) -> Path:
+    """A free name next to `path` that tells our process; what dead processes left there is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for entry in path.parent.iterdir():
+        if _is_left_over(entry, path):
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}@{platform.node()}.part")
+
+
+def _is_left_over(entry: Path, path: Path) -> bool:
+    """Whether `entry` is an unfinished `path` whose writer, on this machine, is no more."""
+    name = re.fullmatch(rf"\.{re.escape(path.name)}\.(\d+)\.[0-9a-f]+@(.*)\.part", entry.name)
+    return name is not None and name[2] == platform.node() and not _is_alive(int(name[1]))
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 def _to_disk(path: Path) -> None:

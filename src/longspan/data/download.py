@@ -39,7 +39,7 @@ def unpacked(archive: Archive, folder: Path, downloads: Path, progress: Progress
     if not folder.is_dir():
         source = _fetched(archive, downloads, progress)
         progress(f"unpacking {archive.name}")
-        with zipfile.ZipFile(source) as zipped, whole_folder(folder) as partial:
+        with zipfile.ZipFile(source) as zipped, whole_folder(folder, first_wins=True) as partial:
             for member, name in archive.members.items():
                 with zipped.open(member) as packed, (partial / name).open("xb") as file:
                     while chunk := packed.read(1 << 20):

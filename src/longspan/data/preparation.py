@@ -75,7 +75,7 @@ def _write(
     total = sum(corpus.size(split) for split in SPLITS)
     progress(f"preparing {corpus.name}: {total / 1e6:.1f} MB, {config.kind} tokens")
     tokenizer = fit_tokenizer(config, corpus)
-    with whole_folder(folder) as partial:
+    with whole_folder(folder, first_wins=True) as partial:
         tokenizer.save(partial / "tokenizer")
         facts = {}
         for split in SPLITS:
