@@ -30,5 +30,5 @@ class FeedForward(Block):
         return self.norm(h_BTD + self._feed_forward(h_BTD)), state
 
     def _feed_forward(self, h_BTD: Tensor) -> Tensor:
-        inner = torch.relu_(self.expand(h_BTD))
+        inner = torch.relu(self.expand(h_BTD))
         return self.contract(F.dropout(inner, self.dropout, self.training))

@@ -97,16 +97,18 @@ def _by_distance(table_NCG: Tensor) -> Tensor:
     )
 
 
-def _by_key(table_NCW: Tensor, dtype: torch.dtype) -> Tensor:
-    """A table in distance layout moved to key layout, zeros where a query does not look."""
+def _key_layout_zeros(table_NCW: Tensor, dtype: torch.dtype) -> Tensor:
+    """A table in key layout for one in distance layout, all zeros: a query looks at W of its G keys."""
     count, rows, window = table_NCW.shape
-    table_NCG = torch.zeros(count, rows, window + rows, dtype=dtype, device=table_NCW.device)
-    _by_distance(table_NCG).copy_(table_NCW)
-    return table_NCG
+    return torch.zeros(count, rows, window + rows, dtype=dtype, device=table_NCW.device)
 
 
 class _SpanAttention(torch.autograd.Function):
-    """q is scaled already; k and v are bands; p and the mask are oldest first."""
+    """q is scaled already; k and v are bands; p and the mask are oldest first.
+
+    The weights are kept as a m, before the division by `total` = <a, m> + e, which is done on the output:
+    with o = (a m) v / total, the gradient of a m is (do . v - do . o) / total.
+    """
 
     @staticmethod
     def forward(
@@ -122,43 +124,51 @@ class _SpanAttention(torch.autograd.Function):
         out, saved = [], []
         for chunk in _chunks(q_NTK, k_NSK):
             a_NCW = _softmax(q_NTK[:, chunk.queries], k_NSK[:, chunk.keys], p_WK)
-            w_NCW, total_NC = _mask(a_NCW, mask_HW, epsilon)
-            kept_NCW = None
-            if dropout > 0:
-                kept_NCW = torch.empty_like(w_NCW).bernoulli_(1 - dropout).div_(1 - dropout)
-                w_NCW = w_NCW * kept_NCW
-            w_NCG = _by_key(w_NCW, q_NTK.dtype)
-            out.append(torch.bmm(w_NCG, v_NSK[:, chunk.keys]))
-            saved += [a_NCW, w_NCG, total_NC, kept_NCW]
+            kept_NCW = torch.rand_like(a_NCW).ge_(dropout).div_(1 - dropout) if dropout > 0 else None
+            used_NCG = _key_layout_zeros(a_NCW, q_NTK.dtype)
+            _masked(a_NCW, mask_HW, kept_NCW, into=_by_distance(used_NCG))
+            out_NCK = torch.bmm(used_NCG, v_NSK[:, chunk.keys])
+            total_NC1 = None
+            if mask_HW is not None:
+                total_NC1 = (_heads(a_NCW, mask_HW) @ mask_HW[:, :, None].to(a_NCW.dtype)).flatten(0, 1).add_(epsilon)
+                out_NCK = out_NCK.div_(total_NC1)
+            out.append(out_NCK)
+            saved += [a_NCW, used_NCG, total_NC1, kept_NCW]
+        out_NTK = torch.cat(out, dim=1)
         ctx.epsilon = epsilon
-        ctx.save_for_backward(q_NTK, k_NSK, v_NSK, p_WK, mask_HW, *saved)
-        return torch.cat(out, dim=1)
+        ctx.save_for_backward(q_NTK, k_NSK, v_NSK, p_WK, mask_HW, out_NTK, *saved)
+        return out_NTK
 
     @staticmethod
     def backward(ctx: Any, dout_NTK: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        q_NTK, k_NSK, v_NSK, p_WK, mask_HW, *saved = ctx.saved_tensors
+        q_NTK, k_NSK, v_NSK, p_WK, mask_HW, out_NTK, *saved = ctx.saved_tensors
         exact = torch.promote_types(q_NTK.dtype, torch.float32)  # chunks overlap: sums want full precision
         dk_NSK, dv_NSK = torch.zeros_like(k_NSK, dtype=exact), torch.zeros_like(v_NSK, dtype=exact)
         dp_WK = None if p_WK is None else torch.zeros_like(p_WK, dtype=exact)
         dmask_HW = None if mask_HW is None else torch.zeros_like(mask_HW)
+        inner_NT1 = (dout_NTK * out_NTK).sum(-1, keepdim=True, dtype=exact)
         dq = []
         for number, chunk in enumerate(_chunks(q_NTK, k_NSK)):
-            a_NCW, w_NCG, total_NC, kept_NCW = saved[4 * number : 4 * number + 4]
-            q_NCK, dout_NCK = q_NTK[:, chunk.queries], dout_NTK[:, chunk.queries].contiguous()
-            k_NGK, v_NGK = k_NSK[:, chunk.keys], v_NSK[:, chunk.keys]
+            a_NCW, used_NCG, total_NC1, kept_NCW = saved[4 * number : 4 * number + 4]
+            q_NCK, k_NGK, v_NGK = q_NTK[:, chunk.queries], k_NSK[:, chunk.keys], v_NSK[:, chunk.keys]
+            dout_NCK, inner_NC1 = dout_NTK[:, chunk.queries], inner_NT1[:, chunk.queries]
+            if total_NC1 is not None:
+                dout_NCK, inner_NC1 = (dout_NCK / total_NC1).to(q_NTK.dtype), inner_NC1 / total_NC1
 
-            dv_NSK[:, chunk.keys] += torch.bmm(w_NCG.mT, dout_NCK)
-            dw_NCG = torch.bmm(dout_NCK, v_NGK.mT)
-            # The dropped weights are zero in w, so <dw, w> needs no second look at what was kept.
-            inner_NC1 = (dw_NCG * w_NCG).sum(-1, keepdim=True, dtype=exact)
-            dw_NCW = _by_distance(dw_NCG).to(exact)
+            dv_NSK[:, chunk.keys] += torch.bmm(used_NCG.mT, dout_NCK)
+            ds_NCW = _by_distance(torch.bmm(dout_NCK, v_NGK.mT)).to(exact)
             if kept_NCW is not None:
-                dw_NCW = dw_NCW * kept_NCW
-            ds_NCW, dmask_part = _scores_gradient(dw_NCW, inner_NC1, a_NCW, total_NC, mask_HW, ctx.epsilon)
-            if dmask_HW is not None:
-                dmask_HW += dmask_part
+                ds_NCW = ds_NCW * kept_NCW
+            ds_NCW = (ds_NCW - inner_NC1).mul_(a_NCW)
+            if mask_HW is not None and dmask_HW is not None:
+                ds_BHCW = _heads(ds_NCW, mask_HW)
+                dmask_HW += ds_BHCW.sum((0, 2))
+                ds_BHCW.mul_(mask_HW[:, None])
+                # What the softmax takes back, <da, a>, cancels to this; outside the span nothing else is left.
+                ds_NCW.addcmul_(a_NCW, inner_NC1, value=-ctx.epsilon)
 
-            ds_NCG = _by_key(ds_NCW, q_NTK.dtype)
+            ds_NCG = _key_layout_zeros(ds_NCW, q_NTK.dtype)
+            _by_distance(ds_NCG).copy_(ds_NCW)
             dk_NSK[:, chunk.keys] += torch.bmm(ds_NCG.mT, q_NCK)
             dq_NCK = torch.bmm(ds_NCG, k_NGK)
             if p_WK is not None:
@@ -178,38 +188,15 @@ def _softmax(q_NCK: Tensor, k_NGK: Tensor, p_WK: Tensor | None) -> Tensor:
     return torch.softmax(scores_NCW, dim=-1, dtype=torch.promote_types(q_NCK.dtype, torch.float32))
 
 
-def _mask(a_NCW: Tensor, mask_HW: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor | None]:
-    """The weights after mask and renormalisation, and what they were divided by."""
+def _masked(a_NCW: Tensor, mask_HW: Tensor | None, kept_NCW: Tensor | None, *, into: Tensor) -> None:
+    """a times what the mask and dropout leave of it."""
+    if kept_NCW is not None:
+        a_NCW = a_NCW * kept_NCW
     if mask_HW is None:
-        return a_NCW, None
-    w_NCW = _times_mask(a_NCW, mask_HW)
-    total_NC = w_NCW.sum(-1).add_(epsilon)
-    return w_NCW.div_(total_NC[..., None]), total_NC
+        into.copy_(a_NCW)
+    else:
+        torch.mul(_heads(a_NCW, mask_HW), mask_HW[:, None], out=_heads(into, mask_HW))
 
 
-def _times_mask(x_NCW: Tensor, mask_HW: Tensor) -> Tensor:
-    x_BHCW = x_NCW.unflatten(0, (-1, mask_HW.shape[0]))
-    return (x_BHCW * mask_HW[:, None].to(x_NCW.dtype)).flatten(0, 1)
-
-
-def _scores_gradient(
-    dw_NCW: Tensor,
-    inner_NC1: Tensor,
-    a_NCW: Tensor,
-    total_NC: Tensor | None,
-    mask_HW: Tensor | None,
-    epsilon: float,
-) -> tuple[Tensor, Tensor | None]:
-    """Back through renormalisation, mask and softmax: gradients of the scores and of the mask.
-
-    With `inner` = <dw, w> and e the epsilon, w = a m / (sum + e) gives d(a m) = (dw - inner) / (sum + e).
-    The softmax then wants <da, a> = inner e / (sum + e): written so, since the sum it stands for cancels
-    to almost nothing.
-    """
-    if mask_HW is None or total_NC is None:
-        return (dw_NCW - inner_NC1).mul_(a_NCW), None
-    total_NC1 = total_NC[..., None]
-    dmasked_NCW = (dw_NCW - inner_NC1).mul_(a_NCW).div_(total_NC1)  # times a, which both results need
-    dmask_HW = dmasked_NCW.unflatten(0, (-1, mask_HW.shape[0])).sum((0, 2))
-    ds_NCW = _times_mask(dmasked_NCW, mask_HW)
-    return ds_NCW.addcmul_(a_NCW, inner_NC1 * (epsilon / total_NC1), value=-1), dmask_HW.to(mask_HW.dtype)
+def _heads(x_NCW: Tensor, mask_HW: Tensor) -> Tensor:
+    return x_NCW.unflatten(0, (-1, mask_HW.shape[0]))
