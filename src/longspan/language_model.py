@@ -54,11 +54,7 @@ class LoadedModel:
         Without a prompt the model starts as if at the beginning of a line.
         """
         prompt_ids = self._prompt_ids(prompt)
-        generator = torch.Generator()
-        if seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(seed)
+        generator = _generator(seed)
         text = self.tokenizer.stream()
         for token in prompt_ids:  # what follows depends on it: a blank between two words, half a character
             text.push(token)
@@ -83,6 +79,17 @@ class LoadedModel:
         except UserError:  # a vocabulary without line ends
             ids = []
         return ids or [0]
+
+
+def _generator(seed: int | None) -> torch.Generator:
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    elif not -(2**63) <= seed < 2**64:
+        raise UserError(f"a seed has at most 64 bits: {seed} is too large")
+    else:
+        generator.manual_seed(seed)
+    return generator
 
 
 def load(

@@ -53,8 +53,8 @@ def test_info_measures_each_split(text, capsys):
     run("info", str(text), "--tokenizer", "character", "--order", "first-seen")
     shown = capsys.readouterr().out
     rows = [re.split(r"\s{2,}", line.strip()) for line in shown.splitlines()]
-    assert ["train", "900", "900", "900", "1.000"] in rows
-    assert ["valid", "50", "50", "50", "1.000"] in rows
+    assert ["train", "900", "900", "2", "900", "1.000"] in rows
+    assert ["valid", "50", "50", "2", "50", "1.000"] in rows
     assert "mine: character tokens, vocabulary 2" in shown
 
 

@@ -166,6 +166,14 @@ def test_bad_places_are_one_clear_line(tmp_path):
 # --- names of one's own
 
 
+@pytest.mark.parametrize("place", ["text8.txt", "./text8s", "corpora/text8"])
+def test_a_path_is_not_taken_for_a_misspelt_name(place):
+    with pytest.raises(UserError, match=f"^there is no file or folder {Path(place)}$"):
+        find(place)
+    with pytest.raises(UserError, match="'text8s'; did you mean 'text8'"):
+        find("text8s")
+
+
 def test_an_added_name_stands_for_its_place(tmp_path):
     (tmp_path / "mine.txt").write_text("a line of text\n" * 100)
     corpora.add("mine", tmp_path / "mine.txt")

@@ -10,12 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from longspan.config import DataConfig, TokenizerConfig
 from longspan.data import preparation, prepare
 from longspan.data.corpus import SPLITS, Piece
 from longspan.data.home import home
 from longspan.data.preparation import tokenize
+from longspan.data.token_file import write_token_file
+from longspan.data.tokenizers.word import WordTokenizer
 from longspan.errors import UserError
 from tests.data.corpora import corpus_of
 
@@ -55,6 +59,17 @@ def test_words_count_the_raw_text_they_stand_for(text):
     assert train.num_tokens == 5 * TEXT.count("\n", 0, train.num_characters)
     raw = TEXT.encode()[: train.num_bytes]
     assert len(raw.decode()) == train.num_characters
+
+
+@settings(max_examples=50, deadline=None)
+@given(chunks=st.lists(st.text("ab \t\n", max_size=5), max_size=6))
+def test_words_are_counted_like_word_tokens_however_chunks_fall(tmp_path_factory, chunks):
+    """So a perplexity per word is what papers call perplexity of a word-level model."""
+    tokenizer = WordTokenizer(["a", "<eos>", "<unk>"])
+    path = tmp_path_factory.mktemp("tokens") / "tokens"
+    token_file = write_token_file(path, tokenizer, [chunk.encode() for chunk in chunks])
+    assert token_file.num_words == token_file.num_tokens
+    assert token_file.num_characters == token_file.num_bytes == len("".join(chunks))
 
 
 @pytest.mark.parametrize(("words", "dtype"), [(200, "uint8"), (300, "uint16"), (70_000, "uint32")])
@@ -158,6 +173,7 @@ def test_a_killed_preparation_leaves_nothing_that_looks_complete(text):
     corpus = prepare(config_for(text))
     assert b"".join(corpus.splits[split].tokens.tobytes() for split in SPLITS) == TEXT.encode()
     assert finished() == [corpus.folder]
+    assert [*(home() / "tokens").iterdir()] == [corpus.folder]  # nor is the killed one's half in the way
 
 
 @pytest.mark.parametrize("victim", ["train.tokens", "test.tokens", "corpus.json", "tokenizer/tokenizer.json"])

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from longspan.config import TokenizerConfig
 from longspan.data import Tokenizer, load_tokenizer
+from longspan.data.corpus import SPLITS
 from longspan.data.tokenizers import check_settings, fit_tokenizer
 from longspan.errors import UserError
 from tests.data.corpora import corpus_of
 
 TEXT = "The cat sat on the mat.\n\nThe dog, too — a café in Köln: 東京 🙂!\n  indented = 1\n" * 8
+TEXT_IN_WORDS = TEXT.replace("\n", " \n ").split(" ")
 CONFIGS = {
     "byte": TokenizerConfig(),
     "character": TokenizerConfig(kind="character"),
@@ -151,9 +153,42 @@ def test_lower_case_applies_to_corpus_and_prompt(kind):
     np.testing.assert_array_equal(np.concatenate(upper), np.concatenate(lower))
 
 
+@pytest.mark.parametrize("kind", ["byte", "character", "word", "sentencepiece", "bpe"])
+def test_lower_case_does_not_depend_on_chunks(kind, tmp_path):
+    """A sigma at the end of a word has a lower case of its own."""
+    text = "ΟΔΟΣ ΣΑΣΑΣ ΣΟΣ\n".encode()
+    corpus = corpus_of(tmp_path, train=text + TEXT.encode(), valid=text, test=text)
+    config = TokenizerConfig(**{**vars(CONFIGS[kind]), "lowercase": True})
+    tokenizer = fit_tokenizer(config, corpus)
+    for size in (1, 5, 8):
+        chunks = [text[i : i + size] for i in range(0, len(text), size)]
+        ids = np.concatenate(list(tokenizer.encode_split(chunks)))
+        assert tokenizer.decode(ids) == "οδος σασας σος\n"
+
+
+@every_kind
+def test_the_pieces_of_a_text_are_the_text(kind):
+    tokenizer = fitted(kind)
+    assert len(tokenizer.pieces()) == tokenizer.vocabulary_size
+    said = b"".join(tokenizer.pieces()[token] for token in tokenizer.encode(TEXT)).decode()
+    if kind == "word":  # every word has its blank, even at the end of a line
+        assert said == "".join(f"{word} " if word != "\n" else word for word in TEXT_IN_WORDS if word)
+    else:
+        assert said == TEXT
+
+
 def test_the_alphabet_has_what_only_held_out_text_has(tmp_path):
     corpus = corpus_of(tmp_path, train=b"aab", valid=b"xb", test=b"ya")
     assert fit_tokenizer(TokenizerConfig(kind="character"), corpus).characters == "abxy"
+
+
+def test_a_cut_inside_a_character_breaks_no_alphabet(tmp_path):
+    """As enwik8 is cut, at a byte: what is left of the character in each split is a symbol of its own."""
+    corpus = corpus_of(tmp_path, train="aé".encode()[:-1], valid="é".encode()[1:] + b"b", test=b"c")
+    tokenizer = fit_tokenizer(TokenizerConfig(kind="character", order="first-seen"), corpus)
+    assert tokenizer.characters == "a\udcc3\udca9bc"
+    ids = [np.concatenate(list(tokenizer.encode_split(corpus.read(split)))).tolist() for split in SPLITS]
+    assert ids == [[0, 1], [2, 3], [4]]
 
 
 def test_characters_that_are_not_utf8_survive(tmp_path):
@@ -181,11 +216,19 @@ def test_characters_the_vocabulary_lacks_are_named():
         (TokenizerConfig(kind="word", vocabulary_size=2), "at least 3"),
         (TokenizerConfig(kind="bpe", vocabulary_size=100), "at least 256"),
         (TokenizerConfig(kind="sha-rnn", lowercase=True), "drop lowercase"),
+        (TokenizerConfig(order="first-seen"), "the byte tokenizer numbers its tokens in one way only"),
+        (TokenizerConfig(kind="bpe", vocabulary_size=300, order="first-seen"), "drop order"),
+        (TokenizerConfig(kind="transformer-xl", order="first-seen"), "drop order"),
     ],
 )
 def test_options_that_make_no_sense_together(config, message):
     with pytest.raises(UserError, match=message):
         check_settings(config)
+
+
+@pytest.mark.parametrize("kind", ["character", "word", "adaptive-span"])
+def test_tokenizers_that_have_an_order_take_one(kind):
+    check_settings(TokenizerConfig(kind=kind, order="first-seen"))
 
 
 def test_too_few_pieces_for_sentencepiece_is_one_line(tmp_path):

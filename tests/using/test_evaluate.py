@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longspan.config import DataConfig, EvaluationConfig, TokenizerConfig
-from longspan.data import prepare
+from longspan.data import TokenizedCorpus, prepare
 from longspan.data.tokenizers.byte import ByteTokenizer
 from longspan.errors import UserError
 from longspan.evaluation import Score, evaluate
-from longspan.evaluation.measure import scored_text
-from longspan.evaluation.protocols import every_token, transformer_xl
+from longspan.evaluation.measure import Extent, scored_text
+from longspan.evaluation.protocols import Lane, Walk, every_token, transformer_xl
 from longspan.models import LanguageModel
 from tests.using.tiny import tiny_model, token_file
 
@@ -66,7 +67,7 @@ def test_every_lane_is_scored_as_if_it_were_alone(
 
     class File:
         tokens = np.frombuffer(TEXT[:num_tokens], dtype=np.uint8)
-        num_bytes = num_characters = num_tokens
+        num_bytes = num_characters = num_words = num_tokens
 
         def __len__(self) -> int:
             return num_tokens
@@ -160,9 +161,7 @@ def test_progress_counts_up_to_the_last_token(tmp_path: Path) -> None:
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
 
 
-def test_nonsense_sizes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="at least 1"):
-        measure(tiny_model(), token_file(tmp_path, TEXT), batch_size=0)
+def test_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="too few to score"):
         measure(tiny_model(), token_file(tmp_path, b"x"))
 
@@ -179,27 +178,76 @@ def test_bytes_and_characters_are_those_of_the_scored_tokens(tmp_path: Path, max
     scored = data[1 : 1 + max_tokens]
     walk = every_token(min(len(data), max_tokens + 1), 1, 8)
     characters = sum(byte & 0xC0 != 0x80 for byte in scored)
-    assert scored_text(file, ByteTokenizer(), walk) == (len(scored), characters)
+    text = scored_text(file, ByteTokenizer(), walk)
+    assert (text.bytes, text.characters) == (len(scored), characters)
 
 
-@pytest.mark.parametrize("kind", ["character", "word", "sentencepiece", "bpe"])
-def test_text_is_measured_alike_from_either_end(tmp_path: Path, kind: Any) -> None:
-    """A few tokens are measured directly, many as the whole less the rest: both are what they decode to."""
-    path = tmp_path / "text.txt"
-    path.write_text("".join(f"der Käse {n % 90} kostet {n % 7} €\nund 🐍 nichts\n" for n in range(300)))
-    size = 300 if kind in ("sentencepiece", "bpe") else None
-    corpus = prepare(DataConfig(corpus=str(path), tokenizer=TokenizerConfig(kind=kind, vocabulary_size=size)))
+GERMAN = "".join(f"der  Käse {n % 90} kostet {n % 7} €\nund 🐍 NICHTS\n" for n in range(300))
+
+
+def prepared(folder: Path, kind: Any, *, lowercase: bool = False) -> TokenizedCorpus:
+    path = folder / "text.txt"
+    path.write_text(GERMAN)
+    size = {"sentencepiece": 300, "bpe": 300, "word": 40}.get(kind)
+    tokenizer = TokenizerConfig(kind=kind, vocabulary_size=size, lowercase=lowercase)
+    return prepare(DataConfig(corpus=str(path), tokenizer=tokenizer))
+
+
+@pytest.mark.parametrize("kind", ["character", "sentencepiece", "bpe"])
+def test_text_that_comes_back_whole_is_measured_exactly(tmp_path: Path, kind: Any) -> None:
+    corpus = prepared(tmp_path, kind)
     file, decode = corpus.splits["test"], corpus.tokenizer.decode
     first = decode(file.tokens[:1])
     for num_tokens in (2, len(file) // 3, len(file) - 5, len(file)):
         text = decode(file.tokens[:num_tokens])
-        expected = (len(text.encode()) - len(first.encode()), len(text) - len(first))
-        assert scored_text(file, corpus.tokenizer, every_token(num_tokens, 3, 8)) == expected
+        found = scored_text(file, corpus.tokenizer, every_token(num_tokens, 3, 8))
+        assert found.bytes == len(text.encode()) - len(first.encode())
+        assert found.characters == len(text) - len(first)
+        assert found.words == round(file.num_words * found.bytes / file.num_bytes)
+
+
+@pytest.mark.parametrize(("kind", "lowercase"), [("word", False), ("byte", True), ("transformer-xl", False)])
+def test_a_part_of_what_a_tokenizer_loses_is_measured_like_the_whole(
+    tmp_path: Path, kind: Any, lowercase: bool
+) -> None:
+    """Case, double blanks, rare words: parts add up to the raw text, with no jump from few tokens to many."""
+    corpus = prepared(tmp_path, kind, lowercase=lowercase)
+    file = corpus.splits["train"]
+    parts = [Lane(start, min(50, len(file) - 1 - start)) for start in range(-1, len(file) - 1, 50)]
+    found = [scored_text(file, corpus.tokenizer, Walk((part,), 1, "")) for part in parts]
+    whole = scored_text(file, corpus.tokenizer, Walk((Lane(-1, len(file)),), 1, ""))
+    assert whole == Extent(file.num_bytes, file.num_characters, file.num_words)
+    assert sum(part.bytes for part in found) == pytest.approx(whole.bytes, abs=len(parts) / 2)
+    assert sum(part.characters for part in found) == pytest.approx(whole.characters, abs=len(parts) / 2)
+    few, many = (len(file) // 2 - 4, len(file) // 2 + 6)
+    less, more = (scored_text(file, corpus.tokenizer, every_token(n, 1, 8)).bytes for n in (few, many))
+    assert 5 <= more - less <= 100
+
+
+def test_a_perplexity_per_word_is_that_of_a_model_of_words(tmp_path: Path) -> None:
+    corpus = prepared(tmp_path, "word")
+    model, file = tiny_model(corpus.tokenizer.vocabulary_size), corpus.splits["test"]
+    assert file.num_words == len(file)
+    score = evaluate(
+        model,
+        file,
+        tokenizer=corpus.tokenizer,
+        config=EvaluationConfig(),
+        block_length=8,
+        device="cpu",
+    )
+    assert score.words == pytest.approx(score.tokens, abs=1)
+    assert math.log(score.perplexity_per_word) == pytest.approx(score.loss, rel=0.01)
 
 
 def test_bytes_skipped_between_rows_are_not_counted(tmp_path: Path) -> None:
     data = UNICODE.encode()
     walk = transformer_xl(len(data), 4, 8)
     scored = [data[lane.start + 1 + i] for lane in walk.lanes for i in range(lane.length)]
-    num_bytes, _ = scored_text(token_file(tmp_path, data), ByteTokenizer(), walk)
-    assert num_bytes == len(scored) == len(data) - 4 - len(data) % 4
+    text = scored_text(token_file(tmp_path, data), ByteTokenizer(), walk)
+    assert text.bytes == len(scored) == len(data) - 4 - len(data) % 4
+
+
+def test_bytes_that_begin_no_character(tmp_path: Path) -> None:
+    score = measure(tiny_model(), token_file(tmp_path, b"\x80" * 20))
+    assert (score.bytes, score.characters, score.bits_per_character) == (19, 0, math.inf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 
 import pytest
@@ -15,6 +16,7 @@ SCORE = Score(
     divisor=20,
     bytes=40,
     characters=32,
+    words=10,
     skipped=1,
     skipped_because="the first token has nothing before it",
     protocol="every-token",
@@ -29,6 +31,7 @@ def test_each_figure_has_its_own_denominator() -> None:
     assert SCORE.perplexity == pytest.approx(16.0)
     assert SCORE.bits_per_byte == pytest.approx(2.0)
     assert SCORE.bits_per_character == pytest.approx(2.5)
+    assert SCORE.perplexity_per_word == pytest.approx(256.0)
 
 
 def test_a_protocol_may_divide_by_more_than_it_scores() -> None:
@@ -39,3 +42,23 @@ def test_a_protocol_may_divide_by_more_than_it_scores() -> None:
 
 def test_a_hopeless_model_has_infinite_perplexity() -> None:
     assert dataclasses.replace(SCORE, nats=1e6).perplexity == math.inf
+    assert dataclasses.replace(SCORE, nats=1e6).perplexity_per_word == math.inf
+
+
+def test_a_scrap_of_text_has_no_figure_per_word_or_character() -> None:
+    scrap = dataclasses.replace(SCORE, characters=0, words=0)
+    assert (scrap.bits_per_character, scrap.perplexity_per_word) == (math.inf, math.inf)
+
+
+def test_figures_are_all_there_is_and_json() -> None:
+    figures = SCORE.figures()
+    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
+    assert {name: figures[name] for name in ("nats", "words", "protocol", "bits_per_byte", "loss")} == {
+        "nats": SCORE.nats,
+        "words": 10,
+        "protocol": "every-token",
+        "bits_per_byte": SCORE.bits_per_byte,
+        "loss": SCORE.loss,
+    }
+    hopeless = dataclasses.replace(SCORE, nats=1e6).figures()
+    assert figures.keys() - hopeless.keys() == {"perplexity", "perplexity_per_word"}

@@ -35,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; what a user did wrong is one line on stderr and status 1."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may lack characters that a model has learned
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # as in arguments: a prompt may hold any bytes
     try:
         _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from longspan.cli.console import say
 from longspan.config import DataConfig, TokenizerConfig
 
 KINDS = typing.get_args(typing.get_type_hints(TokenizerConfig)["kind"])
@@ -63,7 +64,7 @@ def get(args: argparse.Namespace) -> None:
     from longspan.data import corpora
     from longspan.data.corpus import SPLITS
 
-    corpus = corpora.find(args.corpus, _log)
+    corpus = corpora.find(args.corpus, say)
     sizes = ", ".join(f"{split} {corpus.size(split):,}" for split in SPLITS)
     print(f"{corpus.name} is here: {sizes} bytes")
 
@@ -84,14 +85,20 @@ def info(args: argparse.Namespace) -> None:
         lowercase=args.lowercase,
         order=args.order,
     )
-    corpus = prepare(DataConfig(corpus=args.corpus, tokenizer=tokenizer), _log)
+    corpus = prepare(DataConfig(corpus=args.corpus, tokenizer=tokenizer), say)
     rows = []
     for split, token_file in corpus.splits.items():
         token_file.verify()
-        sizes = (token_file.num_bytes, token_file.num_characters, token_file.num_tokens)
+        sizes = (
+            token_file.num_bytes,
+            token_file.num_characters,
+            token_file.num_words,
+            token_file.num_tokens,
+        )
         bits = order_0_entropy(token_file.tokens)
         rows.append((split, *(f"{size:,}" for size in sizes), f"{bits:.3f}"))
-    _show_table(("split", "bytes", "characters", "tokens", "order-0 bits per token"), rows, numbers=True)
+    header = ("split", "bytes", "characters", "words", "tokens", "order-0 bits per token")
+    _show_table(header, rows, numbers=True)
     print(f"{corpus.name}: {args.tokenizer} tokens, vocabulary {corpus.tokenizer.vocabulary_size:,}")
     print(f"token files: {corpus.folder}")
 
@@ -108,7 +115,3 @@ def _show_table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, num
         table.add_row(*row)
     # Not a terminal: as wide as it needs to be, so that a log or a pipe gets whole lines.
     Console(width=None if sys.stdout.isatty() else 250).print(table)
-
-
-def _log(line: str) -> None:
-    print(line, file=sys.stderr)

@@ -34,9 +34,7 @@ def run(args: argparse.Namespace) -> None:
     lm = load(args.folder, args.checkpoint, args.device)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     pieces = lm.stream(prompt, args.tokens, args.temperature, args.top_k, args.top_p, args.seed)
-    first = next(
-        pieces
-    )  # what is wrong with prompt or settings comes to light here, before anything is shown
+    first = next(pieces)  # a mistake in the prompt or the settings shows here, before anything is printed
     print(prompt, first, sep="", end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)

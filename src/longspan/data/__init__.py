@@ -2,7 +2,7 @@
 
 from longspan.data.lanes import Block, LanePosition, Lanes, check_fits
 from longspan.data.preparation import TokenizedCorpus, prepare
-from longspan.data.statistics import order_0_entropy
+from longspan.data.statistics import count_tokens, order_0_entropy
 from longspan.data.token_file import TokenFile
 from longspan.data.tokenizers import Tokenizer, TokenStream, load_tokenizer
 
@@ -15,6 +15,7 @@ __all__ = [
     "TokenizedCorpus",
     "Tokenizer",
     "check_fits",
+    "count_tokens",
     "load_tokenizer",
     "order_0_entropy",
     "prepare",

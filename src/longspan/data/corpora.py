@@ -117,7 +117,7 @@ def find(name_or_path: str, progress: Progress) -> Corpus:
     if name_or_path in added:
         return replace(local.from_path(added[name_or_path]), name=name_or_path)
     path = Path(name_or_path).expanduser()
-    if path.exists():
+    if path.exists() or path.suffix or path.name != name_or_path:  # nobody who types a path means a name
         return local.from_path(path)
     hint = nearest(name_or_path, [*NAMED, *added])
     raise UserError(

@@ -11,6 +11,7 @@ import pooch
 
 from longspan.errors import UserError
 from longspan.files import whole_folder
+from longspan.progress import every_tenth
 
 Progress = Callable[[str], None]
 
@@ -67,7 +68,7 @@ def _fetched(archive: Archive, downloads: Path, progress: Progress) -> Path:
                 fname=archive.name,
                 path=downloads,
                 downloader=pooch.HTTPDownloader(
-                    progressbar=_Tenths(archive.name, progress),
+                    progressbar=_Bar(archive.name, progress),
                     timeout=_TIMEOUT_SECONDS,
                     headers={"User-Agent": "Mozilla/5.0 (longspan)"},  # one mirror turns plain tools away
                 ),
@@ -86,25 +87,24 @@ def _first_line(problem: Exception) -> str:
     return lines[0][:120]
 
 
-class _Tenths:
-    """What pooch takes for a progress bar; says a line every tenth of the way."""
+class _Bar:
+    """What pooch takes for a progress bar."""
 
     def __init__(self, name: str, progress: Progress) -> None:
-        self._name = name
-        self._progress = progress
-        self._done = self._said = 0
+        self._tell = every_tenth(
+            lambda done, total: progress(
+                f"downloading {name}: {done / _MEGABYTE:.0f} of {total / _MEGABYTE:.0f} MB"
+            )
+        )
+        self._done = 0
         self.total = 0
 
     def update(self, size: int) -> None:
         self._done += size
-        tenth = 10 * self._done // self.total if self.total else 0
-        if tenth > self._said:
-            self._said = tenth
-            done, total = self._done / _MEGABYTE, self.total / _MEGABYTE
-            self._progress(f"downloading {self._name}: {done:.0f} of {total:.0f} MB")
+        self._tell(self._done, self.total)
 
     def reset(self) -> None:
-        self._done = self._said = 0
+        self._done = 0
 
     def close(self) -> None:
         pass

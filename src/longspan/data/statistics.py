@@ -1,4 +1,4 @@
-"""What a stream of tokens is worth without any context."""
+"""What can be said of a stream of tokens without any context."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ import numpy.typing as npt
 _CHUNK_TOKENS = 1 << 22
 
 
+def count_tokens(tokens: npt.NDArray[Any], vocabulary_size: int) -> npt.NDArray[np.int64]:
+    """How often each token occurs; a memory-mapped stream is never in memory as a whole."""
+    counts = np.zeros(vocabulary_size, dtype=np.int64)
+    for start in range(0, len(tokens), _CHUNK_TOKENS):
+        counts += np.bincount(tokens[start : start + _CHUNK_TOKENS], minlength=vocabulary_size)
+    return counts
+
+
 def order_0_entropy(tokens: npt.NDArray[Any]) -> float:
     """Bits per token of the best code that ignores context; a model has to do better."""
-    counts = np.zeros(int(tokens.max()) + 1)
-    for start in range(0, len(tokens), _CHUNK_TOKENS):
-        here = np.bincount(tokens[start : start + _CHUNK_TOKENS])
-        counts[: len(here)] += here
+    counts = count_tokens(tokens, int(tokens.max()) + 1)
     shares = counts[counts > 0] / len(tokens)
     return float(-(shares * np.log2(shares)).sum())

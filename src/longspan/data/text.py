@@ -11,10 +11,15 @@ from collections.abc import Iterable, Iterator
 
 def decoded(chunks: Iterable[bytes], *, lowercase: bool = False) -> Iterator[str]:
     """The same text; a character that two chunks share comes whole with the later one."""
+    texts = _decoded(chunks)
+    # In whole lines: what a capital becomes can depend on its neighbours, as a sigma at the end of a word.
+    return map(str.lower, whole_lines(texts)) if lowercase else texts
+
+
+def _decoded(chunks: Iterable[bytes]) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     for chunk in chunks:
-        text = decoder.decode(chunk)
-        yield text.lower() if lowercase else text
+        yield decoder.decode(chunk)
     yield decoder.decode(b"", final=True)
 
 

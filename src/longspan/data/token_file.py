@@ -14,6 +14,9 @@ import numpy as np
 from longspan.data.tokenizers import Tokenizer, id_type
 from longspan.errors import UserError
 
+# Every kind of blank is a blank and all else an x: a word begins wherever " x" is.
+_BLANKS_AND_OTHERS = bytes(b" x"[not bytes([byte]).isspace()] for byte in range(256))
+
 
 @dataclass(frozen=True)
 class TokenFile:
@@ -24,6 +27,7 @@ class TokenFile:
     num_tokens: int
     num_bytes: int  # of the raw text, whatever the tokenizer left out or added
     num_characters: int  # code points of the raw text, counted as bytes that do not continue one
+    num_words: int  # of the raw text: what whitespace separates, and the ends of lines
     crc32: int  # of the token file
 
     def __len__(self) -> int:
@@ -66,7 +70,7 @@ def write_token_file(path: Path, tokenizer: Tokenizer, chunks: Iterable[bytes]) 
             file.write(data.data)
             num_tokens += len(data)
             crc = zlib.crc32(data.data, crc)
-    return TokenFile(path, dtype.name, num_tokens, raw.num_bytes, raw.num_characters, crc)
+    return TokenFile(path, dtype.name, num_tokens, raw.num_bytes, raw.num_characters, raw.num_words, crc)
 
 
 class _Counted:
@@ -74,12 +78,16 @@ class _Counted:
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = chunks
-        self.num_bytes = self.num_characters = 0
+        self.num_bytes = self.num_characters = self.num_words = 0
 
     def __iter__(self) -> Iterator[bytes]:
-        for chunk in self._chunks:
+        last = b"\n"
+        for chunk in filter(None, self._chunks):
             signed = np.frombuffer(chunk, dtype=np.int8)
             self.num_bytes += len(chunk)
             # 0x80 to 0xBF, the bytes inside a UTF-8 character, are -128 to -65
             self.num_characters += int(np.count_nonzero(signed >= -64))
+            self.num_words += (last + chunk).translate(_BLANKS_AND_OTHERS).count(b" x") + chunk.count(b"\n")
+            last = chunk[-1:]
             yield chunk
+        self.num_words += last != b"\n"  # a last line that does not end counts like the others

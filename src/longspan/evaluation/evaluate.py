@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longspan.errors import UserError
 from longspan.evaluation.measure import scored_text
 from longspan.evaluation.protocols import PROTOCOLS, Walk
 from longspan.evaluation.score import Score
@@ -37,21 +36,20 @@ def evaluate(
     `block_length` holds where `config` does not say one. `progress(done, total)` is told of tokens walked.
     """
     block_length = config.block_length or block_length
-    if config.batch_size < 1 or block_length < 1:
-        raise UserError("evaluation needs a batch size and a block length of at least 1")
     num_tokens = len(token_file)
     if max_tokens is not None:
         num_tokens = min(num_tokens, max_tokens + 1)
     walk = PROTOCOLS[config.protocol](num_tokens, config.batch_size, block_length)
     nats = _sum_of_nats(model, token_file.tokens, walk, block_length, device, progress)
-    num_bytes, num_characters = scored_text(token_file, tokenizer, walk)
+    text = scored_text(token_file, tokenizer, walk)
     beyond = len(token_file) - num_tokens
     return Score(
         nats=nats,
         tokens=walk.tokens,
         divisor=walk.divisor,
-        bytes=num_bytes,
-        characters=num_characters,
+        bytes=text.bytes,
+        characters=text.characters,
+        words=text.words,
         skipped=len(token_file) - walk.tokens,
         skipped_because=walk.skipped_because + (f"; {beyond:,} lie beyond the limit" if beyond else ""),
         protocol=config.protocol,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
     """Nats over the scored tokens, and the denominators that turn them into the usual figures.
 
-    `bytes` and `characters` measure the text that the scored tokens stand for. `divisor` is what the protocol
-    divides by: the number of tokens scored, except under `sha-rnn`.
+    `bytes`, `characters` and `words` measure the raw text that the scored tokens stand for, so figures over
+    them can be compared across tokenizers; a word is what whitespace separates, and so is the end of a line.
+    `divisor` is what the protocol divides by: the number of tokens scored, except under `sha-rnn`.
+    A figure beyond the range of numbers is infinite.
     """
 
     nats: float
@@ -19,6 +22,7 @@ class Score:
     divisor: int
     bytes: int
     characters: int
+    words: int
     skipped: int
     skipped_because: str
     protocol: str
@@ -37,18 +41,44 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """Per token; infinite where the exponential leaves the range of numbers."""
-        try:
-            return math.exp(self.loss)
-        except OverflowError:
-            return math.inf
+        """Per token."""
+        return _exp(self.loss)
+
+    @property
+    def perplexity_per_word(self) -> float:
+        """What papers on word-level data call perplexity, whatever the tokens are."""
+        return _exp(_per(self.nats, self.words))
 
     @property
     def bits_per_byte(self) -> float:
-        """Comparable across tokenizers: bits over the UTF-8 bytes of the scored text."""
-        return self.nats / math.log(2) / self.bytes
+        """Bits over the UTF-8 bytes of the scored text."""
+        return _per(self.nats / math.log(2), self.bytes)
 
     @property
     def bits_per_character(self) -> float:
         """Bits over the Unicode characters of the scored text."""
-        return self.nats / math.log(2) / self.characters
+        return _per(self.nats / math.log(2), self.characters)
+
+    def figures(self) -> dict[str, Any]:
+        """All of it as JSON can say it: the figures that are finite, then what they were made from."""
+        derived = {
+            "bits_per_byte": self.bits_per_byte,
+            "bits_per_character": self.bits_per_character,
+            "bits_per_token": self.bits_per_token,
+            "perplexity": self.perplexity,
+            "perplexity_per_word": self.perplexity_per_word,
+            "loss": self.loss,
+        }
+        return {name: value for name, value in derived.items() if math.isfinite(value)} | asdict(self)
+
+
+def _exp(value: float) -> float:
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
+
+
+def _per(amount: float, count: int) -> float:
+    """Nothing can be said per word of a text that is too short to hold one."""
+    return amount / count if count else math.inf

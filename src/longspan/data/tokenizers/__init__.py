@@ -31,6 +31,7 @@ _FIT: dict[str, Callable[[TokenizerConfig, Corpus], Tokenizer]] = {
     "transformer-xl": fit_original,
 }
 _LEARNED = {"sentencepiece", "bpe"}
+_ORDERED = {"character", "word", "adaptive-span"}
 _LEAST = {"word": 3, "sentencepiece": 258, "bpe": 256}  # <eos>, <unk> and a word; the bytes
 _FORMS: dict[str, type[Tokenizer]] = {
     cls.form: cls
@@ -64,6 +65,8 @@ def check_settings(config: TokenizerConfig) -> None:
         raise UserError(f"a vocabulary_size of {size} is too small for {config.kind}: at least {least}")
     if config.lowercase and _FIT[config.kind] is fit_original:
         raise UserError(f"the {config.kind} project did not lower its text: drop lowercase")
+    if config.order != TokenizerConfig().order and config.kind not in _ORDERED:
+        raise UserError(f"the {config.kind} tokenizer numbers its tokens in one way only: drop order")
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

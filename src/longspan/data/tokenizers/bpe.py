@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from longspan.config import TokenizerConfig
 from longspan.data.corpus import Corpus
 from longspan.data.text import decoded, lines, readable, whole_lines
-from longspan.data.tokenizers.interface import ByteStream, Ids, Tokenizer, TokenStream
+from longspan.data.tokenizers.interface import Ids, Tokenizer
 
 _MODEL = "bpe.json"
 
@@ -59,10 +59,10 @@ class BpeTokenizer(Tokenizer):
     def encode_split(self, chunks: Iterable[bytes]) -> Iterator[Ids]:
         return map(self.encode, whole_lines(decoded(chunks)))
 
-    def stream(self) -> TokenStream:
+    def pieces(self) -> list[bytes]:
         byte_of = _byte_of_letter()
         vocabulary = sorted(self.model.get_vocab().items(), key=lambda entry: entry[1])
-        return ByteStream([bytes(byte_of[letter] for letter in token) for token, _ in vocabulary])
+        return [bytes(byte_of[letter] for letter in token) for token, _ in vocabulary]
 
     def settings(self) -> dict[str, Any]:
         return {"lowercase": self.lowercase}

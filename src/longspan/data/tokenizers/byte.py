@@ -10,8 +10,8 @@ import numpy as np
 
 from longspan.config import TokenizerConfig
 from longspan.data.corpus import Corpus
-from longspan.data.text import decoded
-from longspan.data.tokenizers.interface import ByteStream, Ids, Tokenizer, TokenStream
+from longspan.data.text import decoded, whole_lines
+from longspan.data.tokenizers.interface import Ids, Tokenizer
 
 
 class ByteTokenizer(Tokenizer):
@@ -35,11 +35,11 @@ class ByteTokenizer(Tokenizer):
 
     def encode_split(self, chunks: Iterable[bytes]) -> Iterator[Ids]:
         if self.lowercase:
-            return map(self.encode, decoded(chunks))
+            return map(self.encode, whole_lines(decoded(chunks)))
         return map(_ids, chunks)
 
-    def stream(self) -> TokenStream:
-        return ByteStream([bytes([value]) for value in range(256)])
+    def pieces(self) -> list[bytes]:
+        return [bytes([value]) for value in range(256)]
 
     def settings(self) -> dict[str, Any]:
         return {"lowercase": self.lowercase}

@@ -15,8 +15,8 @@ import numpy as np
 
 from longspan.config import TokenizerConfig
 from longspan.data.corpus import SPLITS, Corpus
-from longspan.data.text import decoded
-from longspan.data.tokenizers.interface import ByteStream, Ids, Tokenizer, TokenStream, lacking
+from longspan.data.text import decoded, whole_lines
+from longspan.data.tokenizers.interface import Ids, Tokenizer, lacking
 from longspan.data.tokenizers.vocabulary import code_points, count_characters, in_order
 
 _UNICODE = 0x110000
@@ -35,8 +35,9 @@ class CharacterTokenizer(Tokenizer):
 
     @staticmethod
     def fit(config: TokenizerConfig, corpus: Corpus) -> CharacterTokenizer:
-        chunks = chain.from_iterable(corpus.read(split) for split in SPLITS)
-        counts = count_characters(decoded(chunks, lowercase=config.lowercase))
+        # Each split on its own, as it is encoded: a cut may fall inside a character.
+        splits = (decoded(corpus.read(split), lowercase=config.lowercase) for split in SPLITS)
+        counts = count_characters(chain.from_iterable(splits))
         return CharacterTokenizer("".join(in_order(counts, config.order)), lowercase=config.lowercase)
 
     @property
@@ -52,10 +53,11 @@ class CharacterTokenizer(Tokenizer):
         return ids
 
     def encode_split(self, chunks: Iterable[bytes]) -> Iterator[Ids]:
-        return map(self.encode, decoded(chunks))
+        texts = decoded(chunks)
+        return map(self.encode, whole_lines(texts) if self.lowercase else texts)
 
-    def stream(self) -> TokenStream:
-        return ByteStream([character.encode("utf-8", "surrogateescape") for character in self.characters])
+    def pieces(self) -> list[bytes]:
+        return [character.encode("utf-8", "surrogateescape") for character in self.characters]
 
     def settings(self) -> dict[str, Any]:
         return {"lowercase": self.lowercase, "characters": self.characters}

@@ -32,14 +32,14 @@ class TokenStream(ABC):
 
 
 class ByteStream(TokenStream):
-    """For tokenizers whose tokens stand for bytes, whatever came before."""
+    """For tokens that stand for the same bytes whatever came before."""
 
-    def __init__(self, tokens: list[bytes]) -> None:
-        self._tokens = tokens
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = pieces
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        return self._decoder.decode(self._tokens[token])
+        return self._decoder.decode(self._pieces[token])
 
     def flush(self) -> str:
         text = self._decoder.decode(b"", final=True)
@@ -66,8 +66,8 @@ class Tokenizer(ABC):
         """The ids of a whole split, with whatever this way of preparing adds at its end."""
 
     @abstractmethod
-    def stream(self) -> TokenStream:
-        """A decoder for tokens that come one at a time."""
+    def pieces(self) -> list[bytes]:
+        """The text that each token stands for; that of a word includes the blank after it."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -77,6 +77,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def from_settings(cls, settings: dict[str, Any], folder: Path) -> Tokenizer:
         """The tokenizer that `save` put into `folder`."""
+
+    def stream(self) -> TokenStream:
+        """A decoder for tokens that come one at a time."""
+        return ByteStream(self.pieces())
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some tokens; bytes that are not UTF-8 become U+FFFD."""

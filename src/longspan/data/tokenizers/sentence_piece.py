@@ -19,7 +19,7 @@ import sentencepiece
 from longspan.config import TokenizerConfig
 from longspan.data.corpus import Corpus
 from longspan.data.text import decoded, lines, readable, whole_lines
-from longspan.data.tokenizers.interface import ByteStream, Ids, Tokenizer, TokenStream
+from longspan.data.tokenizers.interface import Ids, Tokenizer
 from longspan.errors import UserError
 
 _MODEL = "sentencepiece.model"
@@ -78,8 +78,8 @@ class SentencePieceTokenizer(Tokenizer):
     def encode_split(self, chunks: Iterable[bytes]) -> Iterator[Ids]:
         return map(self.encode, whole_lines(decoded(chunks)))
 
-    def stream(self) -> TokenStream:
-        return ByteStream([self._bytes_of(token) for token in range(self.vocabulary_size)])
+    def pieces(self) -> list[bytes]:
+        return [self._bytes_of(token) for token in range(self.vocabulary_size)]
 
     def settings(self) -> dict[str, Any]:
         return {"lowercase": self.lowercase}

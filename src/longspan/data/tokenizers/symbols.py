@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from longspan.data.tokenizers.interface import ByteStream, Ids, Tokenizer, TokenStream, lacking
+from longspan.data.tokenizers.interface import Ids, Tokenizer, lacking
 from longspan.data.tokenizers.vocabulary import EOS
 
 NEWLINE = b"\n"
@@ -46,8 +46,8 @@ class SymbolTokenizer(Tokenizer):
         newlines = NEWLINE in self.symbols
         return map(self._encode, as_read(chunks, letters=self.letters, newlines=newlines))
 
-    def stream(self) -> TokenStream:
-        return ByteStream([bytes([byte]) for byte in self.symbols])
+    def pieces(self) -> list[bytes]:
+        return [bytes([byte]) for byte in self.symbols]
 
     def settings(self) -> dict[str, Any]:
         return {"letters": self.letters, "bytes": list(self.symbols), "names": self.names}

@@ -59,6 +59,11 @@ class WordTokenizer(Tokenizer):
         if not ended:
             yield self.encode("\n")
 
+    def pieces(self) -> list[bytes]:
+        return [
+            b"\n" if word == EOS else word.encode("utf-8", "surrogateescape") + b" " for word in self.words
+        ]
+
     def stream(self) -> TokenStream:
         return WordStream(self.words)
 
