@@ -60,7 +60,7 @@ class PaddedAttention(Attention):
 
 
 def by_distance(table_NTS: Tensor) -> Tensor:
-    """[T, W + T] with a column per key -> [T, W] with a column per distance: pad, and read rows one longer."""
+    """[T, W + T], a column per key -> [T, W], a column per distance: pad, and read rows that are one longer."""
     block, keys = table_NTS.shape[-2:]
     flat = F.pad(table_NTS.flatten(-2), (0, block))
     return flat.unflatten(-1, (block, keys + 1))[..., : keys - block]
@@ -75,9 +75,7 @@ def by_key(table_NTW: Tensor) -> Tensor:
 
 def learned_spans(num_layers: int, num_heads: int) -> list[list[int]]:
     """Tokens per head: short ones spread over 8 to 100, one of 200 to 650 in each layer of the upper half."""
-    spans = [
-        [8 + (37 * layer + 29 * head) % 93 for head in range(num_heads)] for layer in range(num_layers)
-    ]
+    spans = [[8 + (37 * layer + 29 * head) % 93 for head in range(num_heads)] for layer in range(num_layers)]
     upper = num_layers // 2
     for layer in range(upper, num_layers):
         spans[layer][0] = 200 + 450 * (layer - upper) // (num_layers - upper - 1)
@@ -148,7 +146,9 @@ def timed(step: Callable[[], Tensor]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=10, help="timed steps of each model")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the figures to this file")

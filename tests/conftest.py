@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,9 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LONGSPAN_HOME", str(tmp_path / "longspan-home"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    yield
 
 
 @pytest.fixture(autouse=True)

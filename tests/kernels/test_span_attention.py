@@ -126,7 +126,9 @@ def test_dropout_has_the_gradient_of_what_it_kept():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_close_to_float32(dtype):
-    exact = {name: t.detach().float().requires_grad_() for name, t in inputs(1, 2, 9, 5, 8, 12, [4.0, 7.5]).items()}
+    exact = {
+        name: t.detach().float().requires_grad_() for name, t in inputs(1, 2, 9, 5, 8, 12, [4.0, 7.5]).items()
+    }
     half = {
         name: t.detach().to(dtype if name in ("q_BHTK", "k_BHSK", "v_BHSK") else t.dtype).requires_grad_()
         for name, t in exact.items()

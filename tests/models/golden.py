@@ -14,7 +14,13 @@ from torch import Tensor
 from longspan.config import AdaptiveSpanConfig, SpanConfig
 
 FOLDER = Path(__file__).parent.parent / "golden"
-CASES = ["adaptive_span_basic", "adaptive_span_nocache", "adaptive_span_trim", "fixed_span", "fixed_span_short"]
+CASES = [
+    "adaptive_span_basic",
+    "adaptive_span_nocache",
+    "adaptive_span_trim",
+    "fixed_span",
+    "fixed_span_short",
+]
 
 
 @dataclass(frozen=True)

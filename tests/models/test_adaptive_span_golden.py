@@ -49,7 +49,12 @@ def test_outputs_with_carried_memory(golden):
     with torch.no_grad():
         for number, (x, y) in enumerate(golden.blocks()):
             log_probs, state = model.log_probs(x, state)
-            close(log_probs, golden.tensors[f"eval.logprob.{number}"], golden.rounding["eval"], f"block {number}")
+            close(
+                log_probs,
+                golden.tensors[f"eval.logprob.{number}"],
+                golden.rounding["eval"],
+                f"block {number}",
+            )
             loss = -log_probs.gather(-1, y[..., None]).mean()
             close(loss, golden.tensors[f"eval.loss.{number}"], golden.rounding["eval"], f"loss {number}")
             assert memory_lengths(state) == golden.tensors[f"eval.cache_len.{number}"].tolist()
@@ -62,7 +67,9 @@ def test_spans_that_change_while_memory_is_carried():
     with torch.no_grad():
         for x, _ in golden.blocks():
             _, state = model(x, state)
-        for span, fractions in zip(model._learned_spans(), golden.tensors["short_cache.span_value"], strict=True):
+        for span, fractions in zip(
+            model._learned_spans(), golden.tensors["short_cache.span_value"], strict=True
+        ):
             span.fraction_H.copy_(fractions)
         model.after_update()
         for number, (x, _) in enumerate(golden.blocks()[:2]):
@@ -143,7 +150,9 @@ def test_softmax_over_own_span_is_the_same_but_for_the_epsilon():
     golden = Golden.load("adaptive_span_trim")
     exact = build_original(golden).eval()
     config = golden.config()
-    own = build(dataclasses.replace(config, span=dataclasses.replace(config.span, softmax_over="head")), 60).eval()
+    own = build(
+        dataclasses.replace(config, span=dataclasses.replace(config.span, softmax_over="head")), 60
+    ).eval()
     own.load_state_dict(exact.state_dict())
     state, own_state = exact.initial_state(2), own.initial_state(2)
     with torch.no_grad():

@@ -16,7 +16,11 @@ from longspan.state import State
 
 VOCABULARY = 11
 SMALL = AdaptiveSpanConfig(
-    num_layers=2, width=12, num_heads=3, inner_width=16, span=SpanConfig(limit=10, ramp=3, start=0.4, penalty=0.01)
+    num_layers=2,
+    width=12,
+    num_heads=3,
+    inner_width=16,
+    span=SpanConfig(limit=10, ramp=3, start=0.4, penalty=0.01),
 )
 
 
@@ -60,7 +64,9 @@ def random_tokens(batch: int, length: int) -> Tensor:
 def warm_state(model: LanguageModel, batch: int) -> State:
     """A state in the middle of a text."""
     with torch.no_grad():
-        return model(random_tokens(batch, 7) * 0 + torch.arange(batch)[:, None], model.initial_state(batch))[1]
+        return model(random_tokens(batch, 7) * 0 + torch.arange(batch)[:, None], model.initial_state(batch))[
+            1
+        ]
 
 
 def snapshot(state: State) -> dict[str, Tensor]:

@@ -61,14 +61,17 @@ class Attention(Block):
         groups = head_groups(self.span.windows)
         order = [head for heads in groups for head in heads]
         weight = torch.cat([self._rows(layer.weight, order) for layer in (self.query, self.key, self.value)])
-        qkv_BHTK = self._split(F.linear(x_BTD, weight)).chunk(3, dim=1)
-        by_group = zip(*(x_BHTK.split([len(heads) for heads in groups], dim=1) for x_BHTK in qkv_BHTK), strict=True)
+        q_BHTK, k_BHTK, v_BHTK = self._split(F.linear(x_BTD, weight)).chunk(3, dim=1)
+        sizes = [len(heads) for heads in groups]
         attended_BGTK = [
-            self._attend(*qkv_BGTK, state, heads) for qkv_BGTK, heads in zip(by_group, groups, strict=True)
+            self._attend(q_BGTK, k_BGTK, v_BGTK, state, heads)
+            for q_BGTK, k_BGTK, v_BGTK, heads in zip(
+                q_BHTK.split(sizes, 1), k_BHTK.split(sizes, 1), v_BHTK.split(sizes, 1), groups, strict=True
+            )
         ]
         merged_BTD = torch.cat(attended_BGTK, dim=1).transpose(1, 2).flatten(2)
         out_BTD = F.linear(merged_BTD, self._rows(self.out.weight.mT, order).mT)
-        after = self._remember(x_BTD, *qkv_BHTK[1:], state, order)
+        after = self._remember(x_BTD, k_BHTK, v_BHTK, state, order)
         return (h_BTD + out_BTD if self.norm_first else self.norm(h_BTD + out_BTD)), after
 
     def decoding_state(self, state: State) -> State:
@@ -118,8 +121,8 @@ class Attention(Block):
 
     def _rows(self, weight: Tensor, heads: list[int]) -> Tensor:
         """The rows of a matrix that belong to these heads, in their order."""
-        return weight.unflatten(0, (self.num_heads, self.head_width))[heads].flatten(0, 1)
+        return torch.unflatten(weight, 0, (self.num_heads, self.head_width))[heads].flatten(0, 1)
 
     def _split(self, x_BTD: Tensor) -> Tensor:
         """[B, T, heads x K] -> [B, heads, T, K], for any number of heads."""
-        return x_BTD.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        return torch.unflatten(x_BTD, -1, (-1, self.head_width)).transpose(1, 2)

@@ -19,8 +19,9 @@ from longspan.state import State
 class Stack(LanguageModel):
     """embedding -> block, block, block ... -> head.
 
-    `shared` modules are used by several blocks and owned by the stack. `dropout` acts on the embeddings and on what the head gets. Learned spans, wherever they are in the
-    blocks, report their penalty and sizes through the hooks of the interface.
+    `shared` modules are used by several blocks and owned by the stack. `dropout` acts on the embeddings and
+    on what the head gets. Learned spans, wherever they are in the blocks, report their penalty and sizes
+    through the hooks of the interface.
     """
 
     def __init__(

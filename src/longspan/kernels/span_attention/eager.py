@@ -93,7 +93,9 @@ def _by_distance(table_NCG: Tensor) -> Tensor:
     """The view of a contiguous table in key layout that has one column per distance, oldest first."""
     rows, columns = table_NCG.shape[1:]
     return table_NCG.as_strided(
-        (table_NCG.shape[0], rows, columns - rows), (rows * columns, columns + 1, 1), table_NCG.storage_offset()
+        (table_NCG.shape[0], rows, columns - rows),
+        (rows * columns, columns + 1, 1),
+        table_NCG.storage_offset(),
     )
 
 
@@ -130,7 +132,9 @@ class _SpanAttention(torch.autograd.Function):
             out_NCK = torch.bmm(used_NCG, v_NSK[:, chunk.keys])
             total_NC1 = None
             if mask_HW is not None:
-                total_NC1 = (_heads(a_NCW, mask_HW) @ mask_HW[:, :, None].to(a_NCW.dtype)).flatten(0, 1).add_(epsilon)
+                total_NC1 = (
+                    (_heads(a_NCW, mask_HW) @ mask_HW[:, :, None].to(a_NCW.dtype)).flatten(0, 1).add_(epsilon)
+                )
                 out_NCK = out_NCK.div_(total_NC1)
             out.append(out_NCK)
             saved += [a_NCW, used_NCG, total_NC1, kept_NCW]
@@ -140,7 +144,7 @@ class _SpanAttention(torch.autograd.Function):
         return out_NTK
 
     @staticmethod
-    def backward(ctx: Any, dout_NTK: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dout_NTK: Tensor) -> tuple[Tensor | None, ...]:
         q_NTK, k_NSK, v_NSK, p_WK, mask_HW, out_NTK, *saved = ctx.saved_tensors
         exact = torch.promote_types(q_NTK.dtype, torch.float32)  # chunks overlap: sums want full precision
         dk_NSK, dv_NSK = torch.zeros_like(k_NSK, dtype=exact), torch.zeros_like(v_NSK, dtype=exact)
@@ -164,7 +168,7 @@ class _SpanAttention(torch.autograd.Function):
                 ds_BHCW = _heads(ds_NCW, mask_HW)
                 dmask_HW += ds_BHCW.sum((0, 2))
                 ds_BHCW.mul_(mask_HW[:, None])
-                # What the softmax takes back, <da, a>, cancels to this; outside the span nothing else is left.
+                # What the softmax takes back, <da, a>, cancels to this; outside the span it is all there is.
                 ds_NCW.addcmul_(a_NCW, inner_NC1, value=-ctx.epsilon)
 
             ds_NCG = _key_layout_zeros(ds_NCW, q_NTK.dtype)
@@ -177,7 +181,7 @@ class _SpanAttention(torch.autograd.Function):
                 dp_WK += ds_NCW.flatten(0, 1).mT @ q_NCK.flatten(0, 1)
             dq.append(dq_NCK)
         dk_NSK, dv_NSK = dk_NSK.to(k_NSK.dtype), dv_NSK.to(v_NSK.dtype)
-        if p_WK is not None:
+        if dp_WK is not None:
             dp_WK = dp_WK.to(p_WK.dtype)
         return torch.cat(dq, dim=1), dk_NSK, dv_NSK, dp_WK, dmask_HW, None, None
 
@@ -199,4 +203,4 @@ def _masked(a_NCW: Tensor, mask_HW: Tensor | None, kept_NCW: Tensor | None, *, i
 
 
 def _heads(x_NCW: Tensor, mask_HW: Tensor) -> Tensor:
-    return x_NCW.unflatten(0, (-1, mask_HW.shape[0]))
+    return torch.unflatten(x_NCW, 0, (-1, mask_HW.shape[0]))
