@@ -31,6 +31,8 @@ class SpanConfig:
             raise ValueError("limit and ramp must be at least 1")
         if not 0.0 <= self.start <= 1.0:
             raise ValueError("start must lie between 0 and 1")
+        if not self.penalty >= 0.0:
+            raise ValueError("penalty must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,8 @@ class AdaptiveSpanConfig:
             raise ValueError("num_layers, width, num_heads and inner_width must be at least 1")
         if self.width % self.num_heads:
             raise ValueError(f"width {self.width} is not a multiple of num_heads {self.num_heads}")
+        if not all(0.0 <= part < 1.0 for part in (self.dropout, self.embedding_dropout)):
+            raise ValueError("dropout and embedding_dropout must be at least 0 and below 1")
 
 
 ModelConfig = AdaptiveSpanConfig

@@ -25,9 +25,13 @@ class RunConfig:
     evaluation: EvaluationConfig = section(EvaluationConfig, help="how held-out text is scored")
     expected: dict[str, Any] = option({}, help="numbers that were published for this recipe")
 
+    def __post_init__(self) -> None:
+        if self.name in ("", ".", "..") or "/" in self.name or not self.name.isprintable():
+            raise ValueError(f"name must do for a folder: printable and without '/', not {self.name!r}")
+
     @staticmethod
-    def from_toml(text: str, source: str) -> RunConfig:
-        return schema.read(RunConfig, schema.parse_toml(text, source))
+    def from_toml(content: bytes, source: str) -> RunConfig:
+        return schema.read(RunConfig, schema.parse_toml(content, source))
 
     def to_toml(self) -> str:
         return schema.format_toml(schema.write(self))

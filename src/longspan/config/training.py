@@ -10,7 +10,11 @@ from longspan.config.schema import option
 
 @dataclass(frozen=True, kw_only=True)
 class StageConfig:
-    """One stretch of training with one optimizer and one schedule; stages follow each other."""
+    """One stretch of training with one optimizer and one schedule; stages follow each other.
+
+    A stage with the optimizer of the one before goes on with what that has gathered (sums, moments); only the
+    learning rate and its schedule begin anew.
+    """
 
     name: str = option("train", help="what the stage is called in logs")
     steps: int = option(help="optimizer steps of this stage")
@@ -26,7 +30,7 @@ class StageConfig:
     clip_norm: float = option(
         0.0, help="limit of the gradient norm, 0 for none; over each tensor for adagrad, else over all"
     )
-    momentum: float = option(0.0, help="momentum of sgd and muon")
+    momentum: float | None = option(None, help="momentum (default: 0.95 for muon, 0 for sgd)")
     beta1: float = option(0.9, help="adam: decay of the mean gradient")
     beta2: float = option(0.999, help="adam: decay of the mean squared gradient")
     weight_decay: float = option(0.0, help="decay of matrices; never of norms, biases, embeddings or spans")
@@ -38,14 +42,18 @@ class StageConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.learning_rate <= 0:
-            raise ValueError("steps must be at least 1 and learning_rate above 0")
-        if self.max_seconds is not None and self.max_seconds <= 0:
+        if self.steps < 1:
+            raise ValueError("steps must be at least 1")
+        if self.max_seconds is not None and not self.max_seconds > 0:
             raise ValueError("max_seconds must be above 0")
-        if min(self.warmup_steps, self.clip_norm, self.weight_decay) < 0:
-            raise ValueError("warmup_steps, clip_norm and weight_decay must not be negative")
-        if not all(0.0 <= part < 1.0 for part in (self.momentum, self.beta1, self.beta2)):
-            raise ValueError("momentum, beta1 and beta2 must lie between 0 and 1")
+        for name in ("learning_rate", "adamw_learning_rate", "warmup_steps", "clip_norm", "weight_decay"):
+            if not (getattr(self, name) or 0) >= 0:
+                raise ValueError(f"{name} must not be negative")
+        for name in ("momentum", "beta1", "beta2"):
+            if not 0.0 <= (getattr(self, name) or 0.0) < 1.0:
+                raise ValueError(f"{name} must be at least 0 and below 1")
+        if not 0.0 <= self.final_fraction <= 1.0:
+            raise ValueError("final_fraction must lie between 0 and 1")
         if self.optimizer == "adagrad" and self.weight_decay > 0:
             raise ValueError("adagrad has no weight_decay; use adamw")
 
@@ -58,7 +66,9 @@ class TrainingConfig:
     block_length: int = option(512, help="tokens read per step in every lane")
     block_jitter: bool = option(False, help="draw each block's length around block_length, as SHA-RNN does")
     at_end: Literal["restart", "stop"] = option(
-        "restart", help="at the end of the data begin again at a random offset, or end the training"
+        "restart",
+        help="at the end of the data begin again at a random offset, or end the training there, "
+        "whatever steps and stages are left",
     )
     micro_batches: int = option(1, help="run the batch in this many pieces: less memory, same gradients")
     precision: Literal["float32", "bf16", "fp16"] = option("float32", help="arithmetic of the forward pass")
@@ -76,6 +86,8 @@ class TrainingConfig:
             raise ValueError(f"micro_batches must lie between 1 and the batch_size, {self.batch_size}")
         if min(self.evaluate_every, self.checkpoint_every) < 0:
             raise ValueError("evaluate_every and checkpoint_every must not be negative")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError("seed must lie between 0 and 2^63 - 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,3 +101,8 @@ class EvaluationConfig:
     block_length: int | None = option(None, help="tokens per block (default: as in training)")
     max_tokens: int | None = option(None, help="score at most this many tokens of the validation split")
     max_tokens_final: int | None = option(None, help="score at most this many tokens at the end of training")
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "block_length", "max_tokens", "max_tokens_final"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1")

@@ -18,15 +18,18 @@ def names() -> list[str]:
     return sorted(entry.name[: -len(".toml")] for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
+def content(name: str) -> bytes:
+    """The TOML file of a recipe from `names()`."""
+    if name not in names():
+        raise UserError(f"unknown recipe '{name}'{nearest(name, names())} ('longspan recipes' lists them)")
+    return (resources.files(__name__) / f"{name}.toml").read_bytes()
+
+
 def load(name_or_path: str) -> dict[str, Any]:
     """The table of a recipe: a name from `names()` or the path of a TOML file."""
-    if name_or_path in names():
-        text = (resources.files(__name__) / f"{name_or_path}.toml").read_text(encoding="utf-8")
-        return parse_toml(text, f"recipe {name_or_path}")
     path = Path(name_or_path)
     if path.suffix == ".toml":
         if not path.is_file():
             raise UserError(f"there is no recipe file {path}")
-        return parse_toml(path.read_text(encoding="utf-8"), str(path))
-    hint = nearest(name_or_path, names())
-    raise UserError(f"unknown recipe '{name_or_path}'{hint} ('longspan recipes' lists them)")
+        return parse_toml(path.read_bytes(), str(path))
+    return parse_toml(content(name_or_path), f"recipe {name_or_path}")

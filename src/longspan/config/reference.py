@@ -1,0 +1,45 @@
+"""Every option with its type, default and help, read off the declarations."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from longspan.config.words import dotted, shown, type_name
+
+
+@dataclasses.dataclass(frozen=True)
+class Documented:
+    """One option as help texts and reference pages show it."""
+
+    name: str
+    type: str
+    default: str
+    help: str
+
+
+def documented(cls: type, prefix: str = "") -> Iterator[Documented]:
+    """Every option of `cls` and the tables below it, with dotted names."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        name, hint = dotted(prefix, field.name), hints[field.name]
+        inner = _tables_in(hint)
+        if inner:
+            for number, table in enumerate(inner):
+                yield from documented(table, f"{name}.{number}" if _is_list(hint) else name)
+            continue
+        default = "required" if field.default is dataclasses.MISSING else shown(field.default)
+        if field.default_factory is not dataclasses.MISSING:
+            default = shown(field.default_factory())
+        yield Documented(name, type_name(hint), default, field.metadata["help"])
+
+
+def _tables_in(hint: Any) -> list[Any]:
+    arguments = typing.get_args(hint) or (hint,)
+    return [argument for argument in arguments if dataclasses.is_dataclass(argument)]
+
+
+def _is_list(hint: Any) -> bool:
+    return typing.get_origin(hint) is tuple
