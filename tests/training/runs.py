@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
 from longspan.config import RunConfig, schema
 from longspan.runs import checkpoint
+from longspan.training import Reporter
 
 TIMES = {"seconds", "tokens_per_second", "stage_seconds"}
 
@@ -64,7 +66,9 @@ def small_config(text: Path, **changes: Any) -> RunConfig:
     """The small run with dotted options changed, written with `__` for the dots."""
     table = small_table(text)
     for name, value in changes.items():
-        schema.override(table, name.replace("__", "."), json.dumps(value))
+        schema.override(
+            table, name.replace("__", "."), value if isinstance(value, str) else json.dumps(value)
+        )
     return schema.read(RunConfig, table)
 
 
@@ -90,3 +94,23 @@ def outcome(run: Path) -> dict[str, Any]:
 
 def _timeless(value: Any) -> Any:
     return {key: v for key, v in value.items() if key not in TIMES} if isinstance(value, dict) else value
+
+
+class Signals(Reporter):
+    """Sends this process a signal when a status line says something."""
+
+    def __init__(self, words: str, number: int) -> None:
+        self.words, self.number = words, number
+
+    def status(self, text: str, fraction: float) -> None:
+        if self.words in text:
+            self.words = "never again"
+            signal.raise_signal(self.number)
+
+
+class Lines(Reporter):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli_w
@@ -14,7 +16,9 @@ import tomli_w
 from longspan.cli import main
 from longspan.cli.overrides import apply, split_overrides
 from longspan.config import RunConfig, schema
+from longspan.config.reference import documented
 from longspan.errors import UserError
+from longspan.runs import RunFolder
 
 from .runs import metrics, small_table
 
@@ -60,6 +64,9 @@ class TestOverrides:
         (["--stage.0.steps", "0"], "steps must be at least 1"),
         (["--training.device", "tpu"], "there is no device 'tpu'"),
         (["--data", "nowhere.txt"], "nowhere.txt"),
+        (["--data.corpus", "1984"], "there is no corpus, file or folder '1984'"),
+        (["--name", "a/b"], "name must do for a folder"),
+        (["--training.device", "meta"], "there is no device 'meta'"),
         (["--resume", "runs/small"], "leave out all other options"),
     ],
 )
@@ -84,7 +91,7 @@ def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         main(["train", "--help"])
     assert leaving.value.code == 0
     shown = capsys.readouterr().out
-    for option in schema.documented(RunConfig):
+    for option in documented(RunConfig):
         if "." in option.name:
             assert f"--{option.name.replace('_', '-')}\n" in shown
             assert option.help in shown
@@ -112,6 +119,60 @@ def test_what_a_user_sees(recipe: str, capsys: pytest.CaptureFixture[str]) -> No
 
     assert main(["train", "--resume", "runs/small"]) == 0
     assert capsys.readouterr().out == "runs/small is finished: nothing to do\n"
+
+
+def test_a_name_and_a_corpus_that_reads_like_a_number(recipe: str, text: Path) -> None:
+    Path("1984").write_bytes(text.read_bytes())
+    quick = ["--stage.0.steps", "2", "--stage.1.steps", "1"]
+    assert main(["train", recipe, "--name", "2024", "--data.corpus", "1984", *quick]) == 0
+    config = RunFolder.open(Path("runs/2024")).config
+    assert (config.name, config.data.corpus) == ("2024", str(Path("1984").absolute()))
+
+
+class TestEvalOptions:
+    def score(self, run: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+        assert main(["eval", str(run), "--json", *words]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    def test_short_forms_and_dotted_forms_are_the_same(
+        self, uninterrupted: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        values = {"max-tokens": "90", "batch-size": "2", "block-length": "8", "protocol": "transformer-xl"}
+        short = [word for name, value in values.items() for word in (f"--{name}", value)]
+        dotted = [f"--evaluation.{name}={value}" for name, value in values.items()]
+        found = self.score(uninterrupted, capsys, *short)
+        assert (found["batch_size"], found["block_length"], found["protocol"]) == (2, 8, "transformer-xl")
+        assert found["tokens"] <= 90 < found["tokens"] + found["skipped"]
+        assert self.score(uninterrupted, capsys, *dotted) == found
+
+    def test_the_limit_while_training_is_no_limit_here(
+        self, uninterrupted: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert RunFolder.open(uninterrupted).config.evaluation.max_tokens == 300
+        found = self.score(uninterrupted, capsys, "--split", "valid")
+        assert found["skipped"] == 1
+        assert found["tokens"] > 300
+
+    @pytest.mark.parametrize(
+        ("words", "complaint"),
+        [
+            (["--training.block-length", "8"], "'--training.block-length' means nothing here"),
+            (["--data.corpus", "x"], "eval takes only --model.* and --evaluation.*"),
+            (["--stage.0.steps", "1"], "'--stage.0.steps' means nothing here"),
+            (["--evaluation.max-tokens-final", "5"], "--max-tokens as the limit"),
+            (["--batch-size", "2", "--evaluation.batch-size", "3"], "are the same option: give one"),
+            (["--max-tokens", "0"], "max_tokens must be at least 1"),
+            (["--max-tokens", "few"], "'evaluation.max_tokens' must be a whole number, not 'few'"),
+            (["--evaluation.batchsize", "2"], "did you mean 'batch_size'?"),
+        ],
+    )
+    def test_what_would_change_nothing_is_refused(
+        self, uninterrupted: Path, words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["eval", str(uninterrupted), *words]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert complaint in line
 
 
 def test_divergence_is_one_line(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:

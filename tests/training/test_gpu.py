@@ -11,8 +11,7 @@ import torch
 
 from longspan.training import Interrupted, resume, train
 
-from .runs import metrics, outcome, small_config
-from .test_resume import Signals
+from .runs import Signals, metrics, outcome, small_config
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

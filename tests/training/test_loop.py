@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +12,25 @@ import pytest
 import torch
 from torch import nn
 
-from longspan.config import RunConfig
-from longspan.data import prepare
+from longspan.config import RunConfig, StageConfig, schema
+from longspan.data import corpora, prepare
 from longspan.errors import UserError
+from longspan.models import build
 from longspan.runs import RunFolder, checkpoint
-from longspan.training import Diverged, PlainReporter, Reporter, train
+from longspan.training import Diverged, Interrupted, PlainReporter, Reporter, loop, resume, train
 from longspan.training.loop import Loop
+from longspan.training.progress import Progress
+from longspan.training.step import Updater
+from longspan.training.window import Window
 
-from .runs import metrics, small_config
+from .runs import Signals, metrics, small_config, small_table
 from .tiny import TinyModel
 
 
 def run_tiny(config: RunConfig, out: Path, model: TinyModel | None = None) -> tuple[RunFolder, TinyModel]:
     """The loop with a model it cannot know."""
     corpus = prepare(config.data)
-    folder = RunFolder.create(out, config, corpus.tokenizer)
+    folder = RunFolder.create(out, config, corpus.tokenizer, corpus.fingerprint)
     model = model or TinyModel(256)
     Loop(folder, corpus, model, Reporter()).run()
     return folder, model
@@ -76,6 +82,10 @@ def test_tensorboard_has_the_same_numbers(uninterrupted: Path) -> None:
     shown = [(event.step, event.value) for event in events.Scalars("train/loss")]
     lines = [line for line in metrics(uninterrupted) if line["kind"] == "train"]
     assert shown == [(line["step"], pytest.approx(line["loss"])) for line in lines]
+    final = metrics(uninterrupted)[-1]
+    for split in ("valid", "test"):
+        (event,) = events.Scalars(f"final/{split}/bits_per_byte")
+        assert (event.step, event.value) == (final["step"], pytest.approx(final[split]["bits_per_byte"]))
 
 
 def test_the_final_score_is_that_of_the_best_weights(text: Path, tmp_path: Path) -> None:
@@ -126,11 +136,95 @@ class TestDivergence:
         saved = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")
         assert saved.facts["progress"]["step"] == 10
 
+    def test_the_newest_of_best_and_last_is_named(self, text: Path, tmp_path: Path) -> None:
+        class Breaks(TinyModel):
+            def after_update(self) -> None:
+                super().after_update()
+                if self.updates == 18:
+                    nn.init.constant_(self.mix.weight, math.nan)
+
+        with pytest.raises(Diverged) as stop:  # the latest checkpoint is of step 10, the best of step 15
+            run_tiny(small_config(text), tmp_path / "run", Breaks(256))
+        best = tmp_path / "run" / "checkpoints" / "best.safetensors"
+        assert f"the last good checkpoint is {best} of step 15" in str(stop.value)
+        assert checkpoint.load(best).facts["progress"]["step"] == 15
+
     def test_before_any_checkpoint(self, text: Path, tmp_path: Path) -> None:
         config = small_config(text, stage__0__optimizer="sgd", stage__0__learning_rate=1e9)
         with pytest.raises(Diverged, match="there is no checkpoint yet"):
             train(config, tmp_path / "run")
         assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+
+
+class TestStages:
+    """Two stages with the same optimizer at the same rate are one."""
+
+    @pytest.mark.parametrize("optimizer", ["adagrad", "adamw", "muon", "sgd"])
+    def test_the_optimizer_goes_on_with_its_memory(self, text: Path, tmp_path: Path, optimizer: str) -> None:
+        table = small_table(text)
+        stage = {"optimizer": optimizer, "learning_rate": 0.01, "clip_norm": 0.1, "momentum": 0.9}
+        weights = []
+        for cuts in ([13], [5, 8]):
+            table["stage"] = [{**stage, "steps": steps} for steps in cuts]
+            folder, model = run_tiny(schema.read(RunConfig, table), tmp_path / str(len(cuts)))
+            assert checkpoint.load(folder.checkpoint("last")).facts["progress"]["stage_step"] == cuts[-1]
+            weights.append([p.detach().clone() for p in model.parameters()])
+            torch.manual_seed(0)
+        assert all(torch.equal(one, two) for one, two in zip(*weights, strict=True))
+
+    def test_another_optimizer_begins_with_nothing(self, text: Path, tmp_path: Path) -> None:
+        folder, _ = run_tiny(small_config(text), tmp_path / "run")
+        kept = checkpoint.load(folder.checkpoint("last")).below("optimizer")
+        assert {name.rpartition(".")[2] for name in kept} == {"sum"}
+
+
+class TestTime:
+    def test_it_is_that_of_the_device_and_of_training_alone(
+        self, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A device on which starting a step takes 1 s, what is left of the work 4 s more when one waits."""
+        now = 0.0
+        reads = 0
+
+        def taking(seconds: float, function: Callable[..., Any]) -> Callable[..., Any]:
+            def slow(*args: Any, **kwargs: Any) -> Any:
+                nonlocal now
+                now += seconds
+                return function(*args, **kwargs)
+
+            return slow
+
+        def read(window: Window) -> Any:
+            nonlocal now, reads
+            if window._waiting:
+                now, reads = now + 4.0, reads + 1
+            return really_read(window)
+
+        really_read = Window.read
+        monkeypatch.setattr("longspan.training.clock.time.perf_counter", lambda: now)
+        monkeypatch.setattr(Updater, "update", taking(1.0, Updater.update))
+        monkeypatch.setattr(Window, "read", read)
+        monkeypatch.setattr("longspan.training.loop.evaluate", taking(100.0, loop.evaluate))
+        monkeypatch.setattr(checkpoint, "save", taking(1000.0, checkpoint.save))
+        folder, _ = run_tiny(small_config(text), tmp_path / "run")
+        facts = checkpoint.load(folder.checkpoint("last")).facts["progress"]
+        assert facts["seconds"] == 43 * 1.0 + reads * 4.0
+        first, second = [line for line in metrics(folder.path) if line["kind"] == "train"][:2]
+        assert first["seconds"] == 7 * 1.0 + 4.0
+        assert first["tokens_per_second"] == first["tokens"] / first["seconds"]
+        # A checkpoint at step 10 made it wait twice.
+        assert second["tokens_per_second"] == (second["tokens"] - first["tokens"]) / (7 * 1.0 + 2 * 4.0)
+
+    def test_what_is_left_covers_all_stages(self) -> None:
+        stages = [
+            StageConfig(steps=10, learning_rate=1.0),
+            StageConfig(steps=20, learning_rate=1.0),
+            StageConfig(steps=10**6, learning_rate=1.0, max_seconds=7.0),
+        ]
+        progress = Progress(step=4, stage_step=4, seconds=2.0, stage_seconds=2.0)
+        assert progress.seconds_left(stages) == 0.5 * 6 + 0.5 * 20 + 7.0
+        late = Progress(step=130, stage=2, stage_step=100, seconds=65.0, stage_seconds=6.5)
+        assert late.seconds_left(stages) == 0.5
 
 
 def test_a_limit_of_time_ends_the_stage(text: Path, tmp_path: Path) -> None:
@@ -193,6 +287,40 @@ def test_a_compiled_model_computes_the_same(
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+def test_bits_per_byte_whatever_the_tokens_are(text: Path, tmp_path: Path) -> None:
+    """Nats per token become bits per byte by the tokens and bytes of the whole split."""
+    changes = {"stage__0__steps": 7, "stage__1__steps": 1}
+    for kind in ("word", "adaptive-span"):
+        config = small_config(text, data__tokenizer__kind=kind, **changes)
+        train_split = prepare(config.data).splits["train"]
+        assert len(train_split) != train_split.num_bytes
+        first = metrics(train(config, tmp_path / kind).path)[0]
+        ratio = len(train_split) / train_split.num_bytes
+        assert first["bits_per_byte"] == pytest.approx(first["loss"] / math.log(2) * ratio)
+
+
+def test_a_corpus_is_found_again_from_elsewhere(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "text.txt").write_bytes(text.read_bytes())
+    monkeypatch.chdir(tmp_path / "here")
+    quick = {"stage__0__steps": 2, "stage__1__steps": 1}
+    with pytest.raises(Interrupted):
+        train(
+            small_config(Path("text.txt"), **quick),
+            tmp_path / "run",
+            reporter=Signals("step 2 ", signal.SIGINT),
+        )
+    monkeypatch.chdir(tmp_path)
+    assert resume(tmp_path / "run").config.data.corpus == str(tmp_path / "here" / "text.txt")
+
+    # A name stays a name.
+    corpora.add("mine", tmp_path / "here" / "text.txt")
+    config = small_config(Path("mine"), **quick)
+    assert train(config, tmp_path / "named").config.data.corpus == "mine"
+
+
 class TestBadInput:
     def test_a_run_folder_that_exists(self, text: Path, tmp_path: Path) -> None:
         (tmp_path / "mine").write_text("precious")
@@ -223,6 +351,12 @@ def test_plain_lines_for_a_log(text: Path, tmp_path: Path, capsys: pytest.Captur
     config = small_config(text, stage__0__steps=7, stage__1__steps=1, training__log_every=7)
     train(config, tmp_path / "run", reporter=PlainReporter())
     lines = capsys.readouterr().out.splitlines()
+    tokens = len(prepare(config.data).splits["train"])
+    size = sum(parameter.numel() for parameter in build(config.model, 256).parameters())
+    assert lines[lines.index(next(line for line in lines if line.startswith("step"))) - 1] == (
+        f"small: {size:,} parameters on cpu in float32, {tokens:,} tokens to train on, "
+        f"run folder {tmp_path / 'run'}"
+    )
     assert any(line.startswith("step 7  loss ") and "bits/byte" in line for line in lines)
     assert any(line.startswith("step 8  held-out loss ") and "(best so far)" in line for line in lines)
     assert not any("\x1b" in line or "\r" in line for line in lines)

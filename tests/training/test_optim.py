@@ -11,7 +11,7 @@ from torch import nn
 
 from longspan.config import StageConfig
 from longspan.errors import UserError
-from longspan.optim import Adagrad, build_optimizers, fraction, set_rate
+from longspan.optim import Adagrad, build_optimizers, done, fraction, memories, restore_memories, set_rate
 
 from .tiny import TinyModel
 
@@ -76,6 +76,12 @@ class TestSchedules:
         assert fraction(timed, 51, 6.0) == pytest.approx(0.5)
         assert fraction(timed, 1, 90.0) == pytest.approx(0.0)
 
+    def test_a_stage_is_done_by_steps_or_by_time(self) -> None:
+        timed = stage(max_seconds=60.0)
+        assert [done(timed, n, t) for n, t in ((0, 0.0), (50, 6.0), (5, 30.0))] == [0.0, 0.5, 0.5]
+        assert done(timed, 100, 0.0) == done(timed, 0, 60.0) == done(timed, 101, 99.0) == 1.0
+        assert done(stage(), 50, 1e9) == 0.5
+
     def test_inverse_square_root_after_warm_up(self) -> None:
         decaying = stage(schedule="inverse-sqrt", warmup_steps=4)
         assert fraction(decaying, 2) == 0.5
@@ -121,6 +127,23 @@ class TestBuild:
         assert {g["lr"] for g in adamw.param_groups} == {0.0005}
         assert all(g["momentum"] == 0.95 for g in muon.param_groups)
 
+    @pytest.mark.parametrize(("kind", "momentum"), [("muon", 0.95), ("sgd", 0.0)])
+    def test_momentum_that_is_not_given(self, kind: Any, momentum: float) -> None:
+        for given, expected in ((None, momentum), (0.0, 0.0), (0.5, 0.5)):
+            first, *_ = build_optimizers(TinyModel(), stage(optimizer=kind, momentum=given))
+            assert {g["momentum"] for g in first.param_groups} == {expected}
+
+    def test_a_rate_of_zero_is_a_rate(self) -> None:
+        still = stage(optimizer="muon", adamw_learning_rate=0.0)
+        _, adamw = build_optimizers(TinyModel(), still)
+        assert {g["peak"] for g in adamw.param_groups} == {0.0}
+        _, same = build_optimizers(TinyModel(), stage(optimizer="muon"))
+        assert {g["peak"] for g in same.param_groups} == {0.5}
+
+    def test_adagrad_groups_hold_nothing_that_it_does_not_use(self) -> None:
+        (adagrad,) = build_optimizers(TinyModel(), stage(optimizer="adagrad"))
+        assert [set(group) for group in adagrad.param_groups] == [{"params", "lr", "clip", "peak"}]
+
     def test_adam_uses_the_given_betas(self) -> None:
         (adam,) = build_optimizers(TinyModel(), stage(optimizer="adam", beta1=0.8, beta2=0.95))
         assert {g["betas"] for g in adam.param_groups} == {(0.8, 0.95)}
@@ -131,3 +154,37 @@ class TestBuild:
         model.keep.requires_grad_(False)
         with pytest.raises(UserError, match="use adamw"):
             build_optimizers(model, stage(optimizer="muon"))
+
+
+class TestMemories:
+    @pytest.mark.parametrize(
+        ("kind", "kept"),
+        [
+            ("adagrad", {"sum"}),
+            ("adam", {"step", "exp_avg", "exp_avg_sq"}),
+            ("sgd", {"momentum_buffer"}),
+            ("muon", {"momentum_buffer", "step", "exp_avg", "exp_avg_sq"}),
+        ],
+    )
+    def test_they_go_from_optimizer_to_optimizer_by_name(self, kind: Any, kept: set[str]) -> None:
+        model = TinyModel()
+        settings = stage(optimizer=kind, learning_rate=0.01, momentum=0.9)
+
+        def step(optimizers: list[torch.optim.Optimizer]) -> None:
+            for p in model.parameters():
+                p.grad = torch.full_like(p, 0.1)
+            for optimizer in optimizers:
+                optimizer.step()
+
+        old = build_optimizers(model, settings)
+        step(old)
+        remembered = {name: tensor.clone() for name, tensor in memories(model, old).items()}
+        assert {name.rpartition(".")[2] for name in remembered} == kept
+        assert {name.rpartition(".")[0] for name in remembered} == dict(model.named_parameters()).keys()
+
+        new = build_optimizers(model, stage(optimizer=kind, learning_rate=0.001, momentum=0.9))
+        restore_memories(model, new, remembered)
+        again = memories(model, new)
+        assert all(torch.equal(again[name], tensor) for name, tensor in remembered.items())
+        assert {group["peak"] for optimizer in new for group in optimizer.param_groups} == {0.001}
+        step(new)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from longspan.errors import UserError
-from longspan.training import Interrupted, Reporter, resume, train
+from longspan.training import Interrupted, resume, train
 
-from .runs import metrics, outcome, small_config
+from .runs import Lines, Signals, metrics, outcome, small_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,18 +47,6 @@ def test_sigkill(text: Path, uninterrupted: Path, tmp_path: Path, deaths: list[t
     assert outcome(run) == outcome(uninterrupted)
 
 
-class Signals(Reporter):
-    """Sends this process a signal when a status line says something."""
-
-    def __init__(self, words: str, number: int) -> None:
-        self.words, self.number = words, number
-
-    def status(self, text: str, fraction: float) -> None:
-        if self.words in text:
-            self.words = "never again"
-            signal.raise_signal(self.number)
-
-
 @pytest.mark.parametrize(
     ("words", "number"),
     [
@@ -82,14 +72,6 @@ def test_a_signal_saves_and_stops(
     assert outcome(tmp_path / "run") == outcome(uninterrupted)
 
 
-class Lines(Reporter):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-
 def test_a_finished_run_stays_as_it_is(uninterrupted: Path) -> None:
     before = {path: path.read_bytes() for path in uninterrupted.rglob("*") if path.is_file()}
     said = Lines()
@@ -106,6 +88,68 @@ def test_another_text_is_refused(text: Path, tmp_path: Path) -> None:
     mine.write_bytes(text.read_bytes().replace(b"cat", b"owl"))
     with pytest.raises(UserError, match="has changed"):
         resume(tmp_path / "run")
+
+
+class Dies(Lines):
+    """Ends the process, as far as the run can tell, when a status line says something."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words = words
+
+    def status(self, text: str, fraction: float) -> None:
+        if self.words in text:
+            raise MemoryError
+
+
+def test_another_text_is_refused_before_there_is_a_checkpoint(text: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "text.txt"
+    mine.write_bytes(text.read_bytes())
+    with pytest.raises(MemoryError):
+        train(small_config(mine), tmp_path / "run", reporter=Dies("step 5 "))
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+    mine.write_bytes(text.read_bytes().replace(b"cat", b"owl"))
+    with pytest.raises(UserError, match="has changed"):
+        resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "muon"])
+def test_death_at_the_border_of_two_stages_with_one_optimizer(
+    text: Path, tmp_path: Path, optimizer: str
+) -> None:
+    config = small_config(
+        text,
+        stage__0__optimizer=optimizer,
+        stage__0__steps=10,  # where a checkpoint is due
+        stage__1__optimizer=optimizer,
+        stage__1__steps=5,
+    )
+    whole = train(config, tmp_path / "whole").path
+    with pytest.raises(MemoryError):
+        train(config, tmp_path / "run", reporter=Dies("fine step 11 "))
+    with pytest.raises(MemoryError):
+        resume(tmp_path / "run", reporter=Dies("fine step 13 "))
+    resume(tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(whole)
+
+
+def test_another_machine_is_mentioned(text: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(small_config(text), run, reporter=Signals("step 5 ", signal.SIGINT))
+    written = run / "environment.json"
+    facts = json.loads(written.read_text())
+    with pytest.raises(MemoryError):
+        resume(run, reporter=(same := Dies("step 6 ")))
+    assert not any("last bits" in line for line in same.lines)
+    written.write_text(json.dumps(facts | {"torch": "2.0.0", "threads": 64, "device": "NVIDIA H100"}))
+    with pytest.raises(MemoryError):
+        resume(run, reporter=(other := Dies("step 6 ")))
+    expected = (
+        f"torch 2.0.0 -> {torch.__version__}, device NVIDIA H100 -> cpu, "
+        f"threads 64 -> {torch.get_num_threads()}: results may differ in their last bits"
+    )
+    assert expected in other.lines
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped"])

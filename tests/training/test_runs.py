@@ -101,7 +101,7 @@ class TestCheckpoint:
 class TestRunFolder:
     def test_it_holds_configuration_environment_and_tokenizer(self, tmp_path: Path) -> None:
         config = RunConfig(name="a run")
-        run = RunFolder.create(tmp_path / "runs" / "one", config, NoTokenizer())  # type: ignore[arg-type]
+        run = RunFolder.create(tmp_path / "runs" / "one", config, NoTokenizer(), "1234")  # type: ignore[arg-type]
         assert RunFolder.open(run.path).config == config
         surroundings = json.loads((run.path / "environment.json").read_text())
         assert surroundings["torch"] == torch.__version__
@@ -111,8 +111,34 @@ class TestRunFolder:
     def test_an_existing_folder_is_not_touched(self, tmp_path: Path) -> None:
         (tmp_path / "mine.txt").write_text("precious")
         with pytest.raises(UserError, match="exists already"):
-            RunFolder.create(tmp_path, RunConfig(), NoTokenizer())  # type: ignore[arg-type]
+            RunFolder.create(tmp_path, RunConfig(), NoTokenizer(), "1234")  # type: ignore[arg-type]
         assert [entry.name for entry in tmp_path.iterdir()] == ["mine.txt"]
+
+    def test_a_folder_that_appears_meanwhile_is_not_touched(self, tmp_path: Path) -> None:
+        class Slow(NoTokenizer):
+            def save(self, folder: Path) -> None:
+                super().save(folder)
+                (tmp_path / "run").mkdir()
+                (tmp_path / "run" / "mine.txt").write_text("precious")
+
+        with pytest.raises(UserError, match="run exists already; choose another folder with --out"):
+            RunFolder.create(tmp_path / "run", RunConfig(), Slow(), "1234")  # type: ignore[arg-type]
+        assert [entry.name for entry in tmp_path.rglob("*")] == ["run", "mine.txt"]
+
+    @pytest.mark.parametrize("content", [None, b"{", b"\xff"])
+    def test_facts_that_are_damaged(self, tmp_path: Path, content: bytes | None) -> None:
+        run = RunFolder.create(tmp_path / "run", RunConfig(), NoTokenizer(), "1234")  # type: ignore[arg-type]
+        assert run.fingerprint == "1234"
+        (run.path / "corpus.json").unlink()
+        if content is not None:
+            (run.path / "corpus.json").write_bytes(content)
+        with pytest.raises(UserError, match=r"corpus\.json is missing or damaged"):
+            run.fingerprint  # noqa: B018
+
+    def test_a_last_line_that_is_not_text_is_no_final_score(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path / "run", RunConfig(), NoTokenizer(), "1234")  # type: ignore[arg-type]
+        run.metrics.write_bytes(b'{"kind": "final"}\n\xff\xfe')
+        assert run.final() is None
 
     def test_what_is_no_run_folder_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="not a run folder"):
@@ -123,6 +149,6 @@ class TestRunFolder:
 
 def test_devices_by_name() -> None:
     assert pick_device("cpu") == torch.device("cpu")
-    for name in ("tpu9", "cuda:99"):
+    for name in ("tpu9", "cuda:99", "", "meta", "hpu"):
         with pytest.raises(UserError, match="no device"):
             pick_device(name)

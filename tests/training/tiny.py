@@ -45,4 +45,4 @@ class TinyModel(LanguageModel):
         self.updates += 1
 
     def diagnostics(self) -> dict[str, Tensor]:
-        return {"spans_LH": self.span_LH.detach() * 16}
+        return {"spans_LH": self.span_LH.detach() * 16, "span_limit": torch.tensor(16)}

@@ -38,11 +38,11 @@ def run_folder(path: Path, tokenizer: Tokenizer | None = None, corpus: str = "py
         model=MODEL,
         data=DataConfig(corpus=corpus, tokenizer=TokenizerConfig(kind=tokenizer.kind)),
     )
-    run = RunFolder.create(path, config, tokenizer)
+    run = RunFolder.create(path, config, tokenizer, "of no corpus")
     model = tiny_model(tokenizer.vocabulary_size)
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for which in ("best", "last"):
         checkpoint.save(run.checkpoint(which), tensors, {"step": 30})
-    moments = [{"step": 10 * n, "spans": [[4, 4 + n], [4 + 2 * n, 4]]} for n in (1, 2, 3)]
+    moments = [{"step": 10 * n, "limit": 12, "spans": [[4, 4 + n], [4 + 2 * n, 4]]} for n in (1, 2, 3)]
     run.spans.write_text("".join(json.dumps(moment) + "\n" for moment in moments))
     return run

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longspan import recipes
+from longspan.cli import spans
 from longspan.cli.overrides import apply, split_overrides
 from longspan.config import RunConfig
-from longspan.config.schema import documented, read
+from longspan.config.reference import documented
+from longspan.config.schema import override, read
 from longspan.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "train",
         help="train a model from a recipe",
-        usage="longspan train [RECIPE] [--data CORPUS] [--out RUN] [--OPTION VALUE ...]\n"
+        usage="longspan train [RECIPE] [--data CORPUS] [--name NAME] [--out RUN] [--OPTION VALUE ...]\n"
         "       longspan train --resume RUN",
         description="Train a model, score it on held-out text and show what it learned.",
         epilog="\n".join(["options of a recipe:", *_option_lines()]),
@@ -38,6 +40,7 @@ def register(subparsers: Any) -> None:
         help=f"a name from 'longspan recipes' or a TOML file (default: {recipes.DEFAULT})",
     )
     parser.add_argument("--data", metavar="CORPUS", help="a named corpus, a text file or a folder")
+    parser.add_argument("--name", help="what the run folder is called (default: the recipe's name)")
     parser.add_argument("--out", metavar="RUN", help="the new run folder (default: runs/ and the name)")
     parser.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped")
     parser.set_defaults(run=run, accepts_overrides=True)
@@ -48,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
         config = _configuration(args)
         out = Path(args.out) if args.out else _free_folder(Path("runs") / config.name)
     else:
-        if args.recipe or args.data or args.out or args.overrides:
+        if args.recipe or args.data or args.name or args.out or args.overrides:
             raise UserError("--resume goes on with the settings of the run: leave out all other options")
         config, out = None, Path(args.resume)
     _train(config, out)
@@ -56,8 +59,10 @@ def run(args: argparse.Namespace) -> None:
 
 def _configuration(args: argparse.Namespace) -> RunConfig:
     table = recipes.load(args.recipe or recipes.DEFAULT)
-    if args.data:
-        table.setdefault("data", {})["corpus"] = args.data
+    if args.data is not None:
+        override(table, "data.corpus", args.data)
+    if args.name is not None:
+        override(table, "name", args.name)
     apply(table, split_overrides(args.overrides))
     return read(RunConfig, table)
 
@@ -84,7 +89,6 @@ def _train(config: RunConfig | None, out: Path) -> None:
 
 def _show(folder: RunFolder) -> None:
     """What came of it: where it is, how good, how it writes, how far it looks back."""
-    from longspan.inspection import draw_spans, read_spans, spans_as_text
     from longspan.language_model import load
 
     final = folder.final()
@@ -102,11 +106,7 @@ def _show(folder: RunFolder) -> None:
         print(piece, end="", flush=True)
     print("\n")
     if folder.spans.stat().st_size > 0:
-        history = read_spans(folder)
-        picture = folder.path / "spans.png"
-        draw_spans(history, picture)
-        print(spans_as_text(history))
-        print(f"\npicture: {picture}")
+        spans.show(folder)
 
 
 def _option_lines() -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from longspan.optim.adagrad import Adagrad
 from longspan.optim.build import build_optimizers, set_rate
-from longspan.optim.schedules import fraction
+from longspan.optim.memory import memories, restore_memories
+from longspan.optim.schedules import done, fraction
 
-__all__ = ["Adagrad", "build_optimizers", "fraction", "set_rate"]
+__all__ = ["Adagrad", "build_optimizers", "done", "fraction", "memories", "restore_memories", "set_rate"]

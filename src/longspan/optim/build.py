@@ -13,6 +13,8 @@ from longspan.errors import UserError
 from longspan.models.interface import LanguageModel
 from longspan.optim.adagrad import Adagrad
 
+_MOMENTUM = {"muon": 0.95, "sgd": 0.0}  # where the stage does not say
+
 
 def build_optimizers(model: LanguageModel, stage: StageConfig) -> list[Optimizer]:
     """The optimizers of a stage; between them they hold every trainable parameter once.
@@ -20,29 +22,29 @@ def build_optimizers(model: LanguageModel, stage: StageConfig) -> list[Optimizer
     Only the matrices inside the blocks decay. Every group remembers its highest rate as `peak`, which
     `set_rate` scales.
     """
+    rate = stage.learning_rate
+    if stage.optimizer == "adagrad":
+        every = [p for p in model.parameters() if p.requires_grad]
+        return [Adagrad([{"params": every, "peak": rate}], lr=rate, clip=stage.clip_norm)]
     matrices = _block_matrices(model)
     inside = {id(p) for p in matrices}
     others = [p for p in model.parameters() if p.requires_grad and id(p) not in inside]
+    momentum = _MOMENTUM.get(stage.optimizer, 0.0) if stage.momentum is None else stage.momentum
     if stage.optimizer == "muon":
         if not matrices:
             raise UserError("muon needs matrices inside blocks and this model has none; use adamw")
-        optimizers: list[Optimizer] = [
-            torch.optim.Muon(
-                _group(matrices, stage.learning_rate, stage.weight_decay),
-                lr=stage.learning_rate,
-                momentum=stage.momentum,
-                # The step of a matrix is as large as AdamW's would be: rates of the two can be compared.
-                adjust_lr_fn="match_rms_adamw",
-            ),
-            _adam(torch.optim.AdamW, _group(others, stage.adamw_learning_rate or stage.learning_rate), stage),
-        ]
-        return optimizers
-    rate = stage.learning_rate
+        muon = torch.optim.Muon(
+            _group(matrices, rate, stage.weight_decay),
+            lr=rate,
+            momentum=momentum,
+            # The step of a matrix is as large as AdamW's would be: rates of the two can be compared.
+            adjust_lr_fn="match_rms_adamw",
+        )
+        rate_of_others = rate if stage.adamw_learning_rate is None else stage.adamw_learning_rate
+        return [muon, _adam(torch.optim.AdamW, _group(others, rate_of_others), stage)]
     groups = _group(matrices, rate, stage.weight_decay) + _group(others, rate)
-    if stage.optimizer == "adagrad":
-        return [Adagrad(groups, lr=rate, clip=stage.clip_norm)]
     if stage.optimizer == "sgd":
-        return [torch.optim.SGD(groups, lr=rate, momentum=stage.momentum, fused=True)]
+        return [torch.optim.SGD(groups, lr=rate, momentum=momentum, fused=True)]
     return [_adam(torch.optim.Adam if stage.optimizer == "adam" else torch.optim.AdamW, groups, stage)]
 
 

@@ -15,17 +15,17 @@ def fraction(stage: StageConfig, step: int, seconds: float = 0.0) -> float:
     """
     warm = min(1.0, step / stage.warmup_steps) if stage.warmup_steps else 1.0
     if stage.schedule == "cosine":
-        return warm * _cosine(_done(stage, step, seconds), stage.final_fraction)
+        return warm * _cosine(done(stage, step - 1, seconds), stage.final_fraction)
     if stage.schedule == "inverse-sqrt":
         return warm * min(1.0, math.sqrt(max(stage.warmup_steps, 1) / step))
     return warm
 
 
+def done(stage: StageConfig, steps: int, seconds: float) -> float:
+    """The part of a stage that lies behind, by steps or by time, whichever is further on; 1 is its end."""
+    by_time = seconds / stage.max_seconds if stage.max_seconds else 0.0
+    return min(1.0, max(steps / stage.steps, by_time))
+
+
 def _cosine(done: float, final: float) -> float:
     return final + (1.0 - final) * (1.0 + math.cos(math.pi * done)) / 2.0
-
-
-def _done(stage: StageConfig, step: int, seconds: float) -> float:
-    by_steps = (step - 1) / stage.steps
-    by_time = seconds / stage.max_seconds if stage.max_seconds else 0.0
-    return min(1.0, max(by_steps, by_time))

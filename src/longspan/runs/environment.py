@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
+        torch.zeros(1, device=device).item()  # the meta device has no values
+    except (RuntimeError, AssertionError, ImportError):
         raise UserError(f"there is no device '{name}' here; use cpu or auto") from None
     return device
 
@@ -35,6 +36,15 @@ def environment(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "git_commit": _git_commit(),
     }
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What has changed between two environments that may change the last bits of a result."""
+    return [
+        f"{name} {before[name]} -> {now[name]}"
+        for name in ("torch", "device", "threads")
+        if name in before and before[name] != now[name]
+    ]
 
 
 def _git_commit() -> str | None:

@@ -16,22 +16,33 @@ from longspan.runs.environment import environment, pick_device
 
 
 class RunFolder:
-    """`config.toml`, `environment.json`, `tokenizer/`, `metrics.jsonl`, `spans.jsonl`, `checkpoints/`."""
+    """What a run was told and where, the tokenizer, and what training adds: metrics, spans, checkpoints."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @staticmethod
-    def create(path: Path, config: RunConfig, tokenizer: Tokenizer) -> RunFolder:
-        """Make the folder of a new run, all of it or nothing; what is already there is never touched."""
+    def create(path: Path, config: RunConfig, tokenizer: Tokenizer, fingerprint: str) -> RunFolder:
+        """Make the folder of a new run, all of it or nothing; what is already there is never touched.
+
+        `fingerprint` is that of the corpus.
+        """
         RunFolder.must_be_new(path)
-        surroundings = environment(pick_device(config.training.device))
-        with whole_folder(path) as partial:
-            (partial / "config.toml").write_text(config.to_toml(), encoding="utf-8")
-            text = json.dumps(surroundings, indent=2) + "\n"
-            (partial / "environment.json").write_text(text, encoding="utf-8")
-            (partial / "checkpoints").mkdir()
-            tokenizer.save(partial / "tokenizer")
+        facts = {
+            "environment": environment(pick_device(config.training.device)),
+            "corpus": {"name": config.data.corpus, "fingerprint": fingerprint},
+        }
+        try:
+            with whole_folder(path) as partial:
+                (partial / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+                for name, value in facts.items():
+                    text = json.dumps(value, indent=2) + "\n"
+                    (partial / f"{name}.json").write_text(text, encoding="utf-8")
+                (partial / "checkpoints").mkdir()
+                tokenizer.save(partial / "tokenizer")
+        except FileExistsError:
+            RunFolder.must_be_new(path)  # somebody was faster
+            raise
         return RunFolder(path)
 
     @staticmethod
@@ -55,7 +66,18 @@ class RunFolder:
     def config(self) -> RunConfig:
         """What the run was told to do."""
         source = self.path / "config.toml"
-        return RunConfig.from_toml(source.read_text(encoding="utf-8"), str(source))
+        return RunConfig.from_toml(source.read_bytes(), str(source))
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Where the run was begun."""
+        return self._facts("environment")
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the corpus that the run was begun with."""
+        fingerprint: str = self._facts("corpus")["fingerprint"]
+        return fingerprint
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer the run was trained with."""
@@ -80,7 +102,7 @@ class RunFolder:
         """The last line of metrics, with the scores of the trained model; nothing until there is one."""
         if not self.metrics.is_file():
             return None
-        *_, last = ["{}", *self.metrics.read_text(encoding="utf-8").splitlines()]
+        *_, last = [b"{}", *self.metrics.read_bytes().splitlines()]
         try:
             line: dict[str, Any] = json.loads(last)
         except ValueError:  # the writer was killed in the middle of a line
@@ -90,3 +112,13 @@ class RunFolder:
     def checkpoint(self, which: Literal["last", "best"]) -> Path:
         """The newest weights, or those with the best score on the validation split."""
         return self.path / "checkpoints" / f"{which}{SUFFIX}"
+
+    def _facts(self, name: str) -> dict[str, Any]:
+        source = self.path / f"{name}.json"
+        try:
+            facts: dict[str, Any] = json.loads(source.read_bytes())
+        except (OSError, ValueError):
+            raise UserError(
+                f"{source} is missing or damaged: the run cannot go on, start a new one"
+            ) from None
+        return facts

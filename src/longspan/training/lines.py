@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict
 from typing import Any
-
-from longspan.evaluation import Score
-
-
-def score_metrics(score: Score) -> dict[str, Any]:
-    """An evaluation with its counts and the figures over each denominator."""
-    metrics = {
-        "loss": score.loss,
-        "bits_per_byte": score.bits_per_byte,
-        "bits_per_character": score.bits_per_character,
-        **asdict(score),
-    }
-    if math.isfinite(score.perplexity):
-        metrics["perplexity"] = score.perplexity
-    return metrics
 
 
 def readable(line: dict[str, Any]) -> str:
     """A line of training or validation metrics, short enough for one row of a terminal."""
     measure = f"loss {line['loss']:.4f}"
-    if "bits_per_byte" in line:
+    if "bits_per_byte" in line:  # tokens may stand for no byte at all
         measure += f"  {line['bits_per_byte']:.4f} bits/byte"
     if line["kind"] == "valid":
         best = "  (best so far)" if line["best"] else ""

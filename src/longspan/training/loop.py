@@ -8,27 +8,29 @@ had not been.
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
-import torch
 from torch.optim import Optimizer
 
 from longspan.config import StageConfig
 from longspan.data import Block, Lanes, TokenizedCorpus
 from longspan.evaluation import Score, evaluate
 from longspan.models import LanguageModel
-from longspan.optim import build_optimizers, fraction, set_rate
+from longspan.optim import build_optimizers, fraction, memories, restore_memories, set_rate
 from longspan.runs import Checkpoint, RunFolder, checkpoint
 from longspan.training import snapshot
-from longspan.training.errors import Diverged, Interrupted
+from longspan.training.clock import Clock
+from longspan.training.errors import Interrupted
+from longspan.training.health import Health
 from longspan.training.interrupt import Interrupt
-from longspan.training.lines import duration, readable, score_metrics
+from longspan.training.lines import duration, readable
 from longspan.training.progress import Progress
 from longspan.training.records import Records
 from longspan.training.reporter import Reporter
 from longspan.training.step import Updater
-from longspan.training.window import BadLoss, Window
+from longspan.training.window import Window
 
 
 class Loop:
@@ -55,7 +57,9 @@ class Loop:
             at_end=training.at_end,
             seed=training.seed,
         )
+        self._health = Health(folder, model)
         self._interrupt = Interrupt()
+        self._clock = Clock()
         self._measure = ""
         if resume_from is None:
             self._begin()
@@ -67,7 +71,7 @@ class Loop:
         self._optimizers: list[Optimizer] = build_optimizers(self._model, self._stage)
         self._state = self._model.initial_state(self._config.training.batch_size)
         self._records = Records(self._folder)
-        self._saved, self._unsaved = 0, False
+        self._unsaved = False
 
     def _restore(self, saved: Checkpoint) -> None:
         facts = saved.facts
@@ -77,7 +81,7 @@ class Loop:
         self._state = snapshot.unpack(saved, self._model, self._optimizers, self._device)
         self._updater.scaler.load_state_dict(facts["scaler"])
         self._records = Records(self._folder, facts["lengths"], self._progress.step)
-        self._saved, self._unsaved = self._progress.step, False
+        self._unsaved = False
 
     def run(self) -> None:
         """Train to the end, or raise `Interrupted` with everything saved."""
@@ -98,6 +102,7 @@ class Loop:
 
     def _train(self) -> None:
         training, progress = self._config.training, self._progress
+        self._clock = Clock()
         while True:
             if self._due(training.evaluate_every) and progress.evaluated != progress.step:
                 self._evaluate()
@@ -106,11 +111,10 @@ class Loop:
             self._interrupt.check()
             if not self._find_stage():
                 return
-            begun = time.perf_counter()
             block = self._lanes.next(progress.position)
             if block is None:
                 return
-            self._step(block, begun)
+            self._step(block)
             if self._due(training.log_every):
                 self._log()
 
@@ -122,11 +126,14 @@ class Loop:
         while self._progress.stage_is_over(self._stage):
             if self._progress.stage + 1 == len(self._config.stage):
                 return False
+            before, optimizers = self._stage, self._optimizers
             self._progress.begin_next_stage()
             self._optimizers = build_optimizers(self._model, self._stage)
+            if self._stage.optimizer == before.optimizer:
+                restore_memories(self._model, self._optimizers, memories(self._model, optimizers))
         return True
 
-    def _step(self, block: Block, begun: float) -> None:
+    def _step(self, block: Block) -> None:
         stage, progress = self._stage, self._progress
         if block.begins:
             self._state = self._model.initial_state(block.tokens_BT.shape[0])
@@ -137,32 +144,55 @@ class Loop:
         nats, self._state = self._updater.update(
             block.tokens_BT, block.targets_BT, self._state, self._optimizers, clip_norm
         )
-        tokens, seconds = block.tokens_BT.numel(), time.perf_counter() - begun
-        progress.count_step(tokens, seconds, block.position)
-        self._window.add(nats, tokens, seconds, progress.step, progress.learning_rate)
+        tokens = block.tokens_BT.numel()
+        progress.count_step(tokens, block.position)
+        self._window.add(nats, tokens, progress.step, progress.learning_rate)
+        self._count_time()
         self._unsaved = True
         self._show_status()
 
+    def _count_time(self) -> None:
+        """Add what has passed since the last time to the time spent training."""
+        seconds = self._clock.lap()
+        self._progress.count_time(seconds)
+        self._window.seconds += seconds
+
+    @contextmanager
+    def _apart_from_training(self) -> Iterator[None]:
+        """What happens here costs no training time, and happens only to weights that are sound.
+
+        The checks wait for the device: what it still had to do is part of the training.
+        """
+        self._health.check_losses(self._window)
+        self._health.check_weights(self._progress)
+        self._count_time()
+        try:
+            yield
+        finally:
+            self._clock.lap()
+
     def _log(self) -> None:
-        self._check_losses()
+        self._health.check_losses(self._window)  # waits for the device: only now is the time right
+        self._count_time()
         progress, window = self._progress, self._window
+        train = self._corpus.splits["train"]
         line: dict[str, Any] = {
             "kind": "train",
             "step": progress.step,
             "stage": self._stage.name,
             "loss": window.loss,
+            # Nobody has counted the bytes of just these tokens: the split's average has to do.
+            "bits_per_byte": window.loss / math.log(2) * (len(train) / train.num_bytes),
             "learning_rate": progress.learning_rate,
             "tokens": progress.tokens,
             "seconds": progress.seconds,
             "tokens_per_second": window.tokens / window.seconds,
         }
-        train = self._corpus.splits["train"]
-        if len(train) == train.num_bytes:  # else nobody has counted the bytes of just these tokens
-            line["bits_per_byte"] = window.loss / math.log(2)
-        spans_LH = self._model.diagnostics().get("spans_LH")
-        if spans_LH is not None:
+        seen = self._model.diagnostics()
+        if "spans_LH" in seen:
+            spans_LH = seen["spans_LH"]
             line |= {"span_mean": float(spans_LH.mean()), "span_max": float(spans_LH.max())}
-            self._records.write_spans(progress.step, spans_LH.tolist())
+            self._records.write_spans(progress.step, int(seen["span_limit"]), spans_LH.tolist())
         self._records.write(line)
         self._reporter.log(readable(line))
         self._measure = f"loss {window.loss:.3f}"
@@ -170,9 +200,9 @@ class Loop:
         self._unsaved = True
 
     def _evaluate(self) -> None:
-        self._check_finite()
-        score = self._score("valid", self._config.evaluation.max_tokens)
         progress = self._progress
+        with self._apart_from_training():
+            score = self._score("valid", self._config.evaluation.max_tokens)
         progress.evaluated = progress.step
         self._unsaved = True
         best = progress.best_loss is None or score.loss < progress.best_loss
@@ -182,7 +212,7 @@ class Loop:
             "kind": "valid",
             "step": progress.step,
             "stage": self._stage.name,
-            **score_metrics(score),
+            **score.figures(),
             "best": best,
             "seconds": progress.seconds,
         }
@@ -203,7 +233,7 @@ class Loop:
         best = checkpoint.load(self._folder.checkpoint("best"))
         self._model.load_state_dict(best.below("model"))
         limit = self._config.evaluation.max_tokens_final
-        scores = {split: score_metrics(self._score(split, limit)) for split in ("valid", "test")}
+        scores = {split: self._score(split, limit).figures() for split in ("valid", "test")}
         self._records.write({"kind": "final", "step": progress.best_step, "checkpoint": "best", **scores})
         self._records.settle()
 
@@ -222,48 +252,27 @@ class Loop:
             device=self._device,
             progress=show,
         )
-        if not math.isfinite(score.nats):
-            raise self._diverged(f"the {split} loss is {score.nats}", self._progress)
+        self._health.check_score(score, split, self._progress)
         return score
 
     def _save(self, which: Literal["last", "best"]) -> None:
-        """Write a checkpoint; weights that are not finite never get that far."""
-        self._check_finite()
-        facts = {
-            "progress": self._progress.to_json(),
-            "window": self._window.to_json(),
-            "scaler": self._updater.scaler.state_dict(),
-            "corpus": self._corpus.fingerprint,
-            "lengths": self._records.settle(),
-        }
-        tensors = snapshot.pack(self._model, self._optimizers, self._state, self._device)
-        checkpoint.save(self._folder.checkpoint(which), tensors, facts)
+        with self._apart_from_training():
+            facts = {
+                "progress": self._progress.to_json(),
+                "window": self._window.to_json(),
+                "scaler": self._updater.scaler.state_dict(),
+                "lengths": self._records.settle(),
+            }
+            tensors = snapshot.pack(self._model, self._optimizers, self._state, self._device)
+            checkpoint.save(self._folder.checkpoint(which), tensors, facts)
         if which == "last":
-            self._saved, self._unsaved = self._progress.step, False
-
-    def _check_losses(self) -> None:
-        bad = self._window.read()
-        if bad is not None:
-            raise self._diverged(f"the loss is {bad.loss}", bad)
-
-    def _check_finite(self) -> None:
-        self._check_losses()
-        norms = torch.stack(torch._foreach_norm(list(self._model.parameters())))
-        if not bool(norms.isfinite().all()):
-            raise self._diverged("the weights are no longer finite", self._progress)
-
-    def _diverged(self, what: str, at: Progress | BadLoss) -> Diverged:
-        good = f"the last good checkpoint is {self._folder.checkpoint('last')} of step {self._saved}"
-        return Diverged(
-            f"{what} at step {at.step} with learning rate {at.learning_rate:.3g}: try a lower one; "
-            f"{good if self._saved else 'there is no checkpoint yet'}"
-        )
+            self._unsaved = False
 
     def _show_status(self) -> None:
-        stage, progress = self._stage, self._progress
+        progress = self._progress
+        left = progress.seconds_left(self._config.stage)
         self._reporter.status(
-            f"{stage.name} step {progress.step:,}  {self._measure}  "
-            f"{progress.tokens / progress.seconds:,.0f} tokens/s  "
-            f"{duration(progress.seconds_left(stage))} left",
-            progress.fraction(stage),
+            f"{self._stage.name} step {progress.step:,}  {self._measure}  "
+            f"{progress.tokens / progress.seconds:,.0f} tokens/s  {duration(left)} of training left",
+            progress.seconds / (progress.seconds + left),
         )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from longspan.config import StageConfig
 from longspan.data import LanePosition
+from longspan.optim import done
 
 
 @dataclass
@@ -33,26 +36,26 @@ class Progress:
         return Progress(**{**facts, "position": LanePosition(**facts["position"])})
 
     def stage_is_over(self, stage: StageConfig) -> bool:
-        out_of_time = stage.max_seconds is not None and self.stage_seconds >= stage.max_seconds
-        return self.stage_step >= stage.steps or out_of_time
+        return done(stage, self.stage_step, self.stage_seconds) == 1.0
 
     def begin_next_stage(self) -> None:
         self.stage, self.stage_step, self.stage_seconds = self.stage + 1, 0, 0.0
 
-    def count_step(self, tokens: int, seconds: float, position: LanePosition) -> None:
+    def count_step(self, tokens: int, position: LanePosition) -> None:
         self.step += 1
         self.stage_step += 1
         self.tokens += tokens
-        self.seconds += seconds
-        self.stage_seconds += seconds
         self.position = position
 
-    def fraction(self, stage: StageConfig) -> float:
-        """The part of the stage that is done, by steps or by time, whichever is further on."""
-        by_time = self.stage_seconds / stage.max_seconds if stage.max_seconds else 0.0
-        return min(1.0, max(self.stage_step / stage.steps, by_time))
+    def count_time(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.stage_seconds += seconds
 
-    def seconds_left(self, stage: StageConfig) -> float:
-        """How long the stage will still take at the speed it had so far."""
-        done = self.fraction(stage)
-        return self.stage_seconds * (1.0 - done) / done if done else 0.0
+    def seconds_left(self, stages: Sequence[StageConfig]) -> float:
+        """How long this stage and all that follow will train at the speed so far."""
+        per_step = self.seconds / self.step
+        steps = [stage.steps for stage in stages[self.stage :]]
+        steps[0] -= self.stage_step
+        limits = [stage.max_seconds or math.inf for stage in stages[self.stage :]]
+        limits[0] -= self.stage_seconds
+        return sum(max(0.0, min(n * per_step, limit)) for n, limit in zip(steps, limits, strict=True))

@@ -23,12 +23,10 @@ class Records:
     def write(self, line: dict[str, Any]) -> None:
         """One line of metrics; its `kind` and `step` say what and when."""
         self._metrics.write(line)
-        for name, value in line.items():
-            if isinstance(value, float):
-                self._board.add_scalar(f"{line['kind']}/{name}", value, line["step"])
+        self._plot(line["kind"], line, line["step"])
 
-    def write_spans(self, step: int, spans_LH: list[list[float]]) -> None:
-        self._spans.write({"step": step, "spans": spans_LH})
+    def write_spans(self, step: int, limit: int, spans_LH: list[list[float]]) -> None:
+        self._spans.write({"step": step, "limit": limit, "spans": spans_LH})
 
     def settle(self) -> dict[str, int]:
         """Put everything on the disk; how long the files are."""
@@ -38,3 +36,10 @@ class Records:
         self._metrics.close()
         self._spans.close()
         self._board.close()
+
+    def _plot(self, prefix: str, values: dict[str, Any], step: int) -> None:
+        for name, value in values.items():
+            if isinstance(value, dict):
+                self._plot(f"{prefix}/{name}", value, step)
+            elif isinstance(value, float):
+                self._board.add_scalar(f"{prefix}/{name}", value, step)

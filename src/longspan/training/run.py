@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from longspan.config import RunConfig
-from longspan.data import TokenizedCorpus, check_fits, prepare
+from longspan.data import TokenizedCorpus, check_fits, corpora, prepare, registry
 from longspan.errors import UserError
 from longspan.evaluation.protocols import PROTOCOLS
-from longspan.models import build
+from longspan.models import LanguageModel, build
 from longspan.runs import Checkpoint, RunFolder, checkpoint, pick_device
+from longspan.runs.environment import differences, environment
 from longspan.training.loop import Loop
 from longspan.training.reporter import Reporter
 
@@ -31,7 +33,7 @@ def train(config: RunConfig, out: Path, *, reporter: Reporter | None = None) -> 
         corpus = prepare(config.data, progress=reporter.say)
         check_fits(corpus.splits["train"], config.training.batch_size, config.training.block_length)
         _check_can_be_scored(config, corpus)
-        folder = RunFolder.create(out, config, corpus.tokenizer)
+        folder = RunFolder.create(out, _anchored(config), corpus.tokenizer, corpus.fingerprint)
         _run(folder, corpus, reporter, None)
     return folder
 
@@ -46,12 +48,24 @@ def resume(run: Path, *, reporter: Reporter | None = None) -> RunFolder:
         last = folder.checkpoint("last")
         saved = checkpoint.load(last) if last.exists() else None
         corpus = prepare(folder.config.data, progress=reporter.say)
-        if saved is not None and saved.facts["corpus"] != corpus.fingerprint:
+        if corpus.fingerprint != folder.fingerprint:
             raise UserError(f"the text of {corpus.name} has changed since {run} began: start a new run")
+        changed = differences(folder.environment, environment(pick_device(folder.config.training.device)))
+        if changed:
+            reporter.say(f"{', '.join(changed)}: results may differ in their last bits")
         step = saved.facts["progress"]["step"] if saved else 0
         reporter.say(f"going on with {run} after step {step:,}")
         _run(folder, corpus, reporter, saved)
     return folder
+
+
+def _anchored(config: RunConfig) -> RunConfig:
+    """The same configuration wherever one stands: a path to the corpus is made absolute."""
+    corpus = config.data.corpus
+    if corpus in corpora.NAMED or corpus in registry.registered():
+        return config
+    place = str(Path(corpus).expanduser().absolute())
+    return replace(config, data=replace(config.data, corpus=place))
 
 
 def _check_can_be_scored(config: RunConfig, corpus: TokenizedCorpus) -> None:
@@ -71,9 +85,19 @@ def _run(
     device = pick_device(training.device)
     with _own_random_numbers(training.seed, device):
         model = build(folder.config.model, corpus.tokenizer.vocabulary_size).to(device)
+        reporter.say(_summary(folder, corpus, model, device))
         if training.compile:
             model.compile()
         Loop(folder, corpus, model, reporter, resume_from).run()
+
+
+def _summary(folder: RunFolder, corpus: TokenizedCorpus, model: LanguageModel, device: torch.device) -> str:
+    config = folder.config
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return (
+        f"{config.name}: {num_parameters:,} parameters on {device} in {config.training.precision}, "
+        f"{len(corpus.splits['train']):,} tokens to train on, run folder {folder.path}"
+    )
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from longspan.models.interface import LanguageModel
+from longspan.optim import memories, restore_memories
 from longspan.runs import Checkpoint
 from longspan.state import State
 
@@ -19,7 +20,7 @@ def pack(
     """Weights, optimizers, carried state and random generators under dotted names."""
     return {
         **_under("model", model.state_dict()),
-        **_under("optimizer", _optimizer_tensors(model, optimizers)),
+        **_under("optimizer", memories(model, optimizers)),
         **_under("state", state.flatten()),
         **_under("generator", _generators(device)),
     }
@@ -30,7 +31,7 @@ def unpack(
 ) -> State:
     """Put everything back where `pack` found it; the carried state is returned."""
     model.load_state_dict(checkpoint.below("model"))
-    _restore_optimizers(model, optimizers, checkpoint.below("optimizer"))
+    restore_memories(model, optimizers, checkpoint.below("optimizer"))
     generators = checkpoint.below("generator")
     torch.set_rng_state(generators["cpu"])
     if device.type == "cuda" and "cuda" in generators:
@@ -47,33 +48,3 @@ def _generators(device: torch.device) -> dict[str, Tensor]:
     if device.type == "cuda":
         generators["cuda"] = torch.cuda.get_rng_state(device)
     return generators
-
-
-def _names(model: LanguageModel) -> dict[Tensor, str]:
-    return {parameter: name for name, parameter in model.named_parameters()}
-
-
-def _optimizer_tensors(model: LanguageModel, optimizers: list[Optimizer]) -> dict[str, Tensor]:
-    """What optimizers remember of each parameter, by its name: settings come from the configuration."""
-    names = _names(model)
-    return {
-        f"{names[parameter]}.{key}": value
-        for optimizer in optimizers
-        for parameter, memory in optimizer.state.items()
-        for key, value in memory.items()
-        if value is not None
-    }
-
-
-def _restore_optimizers(
-    model: LanguageModel, optimizers: list[Optimizer], tensors: Mapping[str, Tensor]
-) -> None:
-    memories: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        parameter_name, _, key = name.rpartition(".")
-        memories.setdefault(parameter_name, {})[key] = tensor
-    names = _names(model)
-    for optimizer in optimizers:
-        held = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
-        state = {i: memories[name] for i, name in enumerate(held) if name in memories}
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

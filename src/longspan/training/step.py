@@ -19,8 +19,9 @@ class Updater:
     """Reads a block, moves the weights, returns the carried state.
 
     The batch runs in `micro_batches` pieces, each some of the lanes: gradients add up to those of the
-    whole batch, and only the memory of one piece is held. Nothing here waits for the device, except the
-    scaler of fp16, which must know whether the gradients overflowed.
+    whole batch, and only the memory of one piece is held. The loss stays on the device; what does wait for
+    it is the copy of the block, the scaler of fp16, which must know whether gradients overflowed, and
+    `after_update` of a model that sizes its memory by what it has learned.
     """
 
     def __init__(
@@ -63,8 +64,7 @@ class Updater:
 
     def gradients(self, tokens_BT: Tensor, targets_BT: Tensor, state: State) -> tuple[Tensor, State]:
         """Add the gradients of (mean nats per token + penalties) to the parameters."""
-        tokens_BT = tokens_BT.to(self.device, non_blocking=True)
-        targets_BT = targets_BT.to(self.device, non_blocking=True)
+        tokens_BT, targets_BT = tokens_BT.to(self.device), targets_BT.to(self.device)
         batch_size = tokens_BT.shape[0]
         edges = [batch_size * i // self.micro_batches for i in range(self.micro_batches + 1)]
         nats = torch.zeros((), device=self.device)

@@ -31,13 +31,12 @@ class Window:
         self._nats = 0.0  # of the steps that have been read, added in their order
         self._waiting: list[tuple[Tensor, int, float]] = []
 
-    def add(self, nats: Tensor, tokens: int, seconds: float, step: int, learning_rate: float) -> None:
+    def add(self, nats: Tensor, tokens: int, step: int, learning_rate: float) -> None:
         self._waiting.append((nats, step, learning_rate))
         self.tokens += tokens
-        self.seconds += seconds
 
     def read(self) -> BadLoss | None:
-        """Fetch what is still on the device, and say where it stopped being finite."""
+        """Fetch what is still on the device, waiting for it, and say where it stopped being finite."""
         if not self._waiting:
             return None
         values = torch.stack([nats for nats, _, _ in self._waiting]).tolist()
