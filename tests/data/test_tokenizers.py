@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from longspan.config import TokenizerConfig
 from longspan.data import Tokenizer, load_tokenizer
 from longspan.data.corpus import SPLITS
+from longspan.data.text import decoded
 from longspan.data.tokenizers import check_settings, fit_tokenizer
 from longspan.errors import UserError
 from tests.data.corpora import corpus_of
@@ -164,6 +165,7 @@ def test_lower_case_does_not_depend_on_chunks(kind, tmp_path):
         chunks = [text[i : i + size] for i in range(0, len(text), size)]
         ids = np.concatenate(list(tokenizer.encode_split(chunks)))
         assert tokenizer.decode(ids) == "οδος σασας σος\n"
+        assert "".join(decoded(chunks, lowercase=True)) == "οδος σασας σος\n"
 
 
 @every_kind
