@@ -113,6 +113,7 @@ def test_a_prompt_the_vocabulary_lacks(tmp_path: Path, capsys: pytest.CaptureFix
     run = run_folder(tmp_path / "letters", CharacterTokenizer("abc"))
     message = complaint(capsys, "generate", run.path, "--prompt", "abcxyz")
     assert "lacks the characters 'x', 'y', 'z'" in message
+    assert "a seed has at most 64 bits" in complaint(capsys, "generate", run.path, "--seed", 2**64)
     assert "top-k must be" in complaint(capsys, "generate", run.path, "--prompt", "a", "--top-k", "0")
 
 
@@ -204,9 +205,29 @@ def test_recipes_are_listed_with_their_size_and_printed(capsys: pytest.CaptureFi
     listed = capsys.readouterr().out
     assert all(f"{name}: " in listed for name in recipes.names())
     assert "6.5M parameters, 150,000 steps on enwik8" in listed
+    assert "38.5M parameters, 600,000 steps on enwik8" in listed
+    assert "38.4M parameters, 900,000 steps on text8" in listed  # 28 symbols; bytes would make it 38.6M
     assert main(["recipes", "enwik8-small"]) == 0
     printed = capsys.readouterr().out
     assert printed == (Path(recipes.__file__).parent / "enwik8-small.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "note"),
+    [("byte", ""), ("bpe", ""), ("word", " (with a vocabulary of 256)")],
+)
+def test_the_size_of_a_recipe_whose_vocabulary_nobody_knows_says_so(
+    tokenizer: str, note: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = recipes.load("enwik8-small")
+    table["data"] = {"corpus": "python", "tokenizer": {"kind": tokenizer}}
+    if tokenizer == "bpe":
+        table["data"]["tokenizer"]["vocabulary_size"] = 10_000
+    monkeypatch.setattr(recipes, "names", lambda: ["mine"])
+    monkeypatch.setattr(recipes, "load", lambda name: table)
+    assert main(["recipes"]) == 0
+    millions = "11.5" if tokenizer == "bpe" else "6.5"
+    assert f"  {millions}M parameters{note}, 150,000 steps on python\n" in capsys.readouterr().out
 
 
 def test_an_interrupt_is_no_traceback(
@@ -237,6 +258,12 @@ def test_a_terminal_without_the_models_characters_gets_question_marks(run: RunFo
     done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0
     assert done.stdout.startswith(b"?")
+
+
+def test_a_prompt_may_hold_any_bytes(run: RunFolder) -> None:
+    command = [sys.executable, "-m", "longspan", "generate", str(run.path), "--tokens", "0", "--prompt", "-"]
+    done = subprocess.run(command, capture_output=True, input=b"caf\xff", env=os.environ)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"caf?\n", b"")
 
 
 def test_what_main_loads_is_what_was_saved(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:

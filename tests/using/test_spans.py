@@ -68,12 +68,17 @@ def test_a_damaged_line_is_named(run: RunFolder) -> None:
 
 def test_a_run_that_has_none(run: RunFolder, tmp_path: Path) -> None:
     run.spans.unlink()
-    with pytest.raises(UserError, match="has no spans yet"):
+    with pytest.raises(UserError, match="has no spans to show"):
         read_spans(run)
-    config = run.path / "config.toml"
-    config.write_text(config.read_text().replace('kind = "learned"', 'kind = "fixed"'))
-    with pytest.raises(UserError, match="every head looks back 12 tokens"):
-        read_spans(RunFolder.open(run.path))
+    run.spans.touch()  # as a model with fixed spans leaves it
+    with pytest.raises(UserError, match="if its model learns spans"):
+        read_spans(run)
+
+
+def test_the_limit_is_the_one_training_wrote(run: RunFolder) -> None:
+    """A model need not call it what the adaptive-span transformer calls it."""
+    run.spans.write_text(run.spans.read_text().replace('"limit": 12', '"limit": 40'))
+    assert read_spans(run).limit == 40
 
 
 @pytest.mark.parametrize(("layers", "heads", "moments"), [(1, 1, 1), (12, 8, 30)])

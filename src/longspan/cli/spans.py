@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from longspan.errors import UserError
+
+if TYPE_CHECKING:
+    from longspan.runs import RunFolder
 
 
 def register(subparsers: Any) -> None:
@@ -21,13 +24,20 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from longspan.inspection import draw_spans, read_spans, spans_as_text
     from longspan.runs import RunFolder
 
     folder = RunFolder.open(Path(args.folder))
-    picture = Path(args.out) if args.out else folder.path / "spans.png"
-    if picture.suffix != ".png":
+    picture = Path(args.out) if args.out else None
+    if picture is not None and picture.suffix != ".png":
         raise UserError(f"the picture is a PNG: give --out a name that ends in .png, not {picture.name}")
+    show(folder, picture)
+
+
+def show(folder: RunFolder, picture: Path | None = None) -> None:
+    """Print the spans of a run and draw them, into its own folder unless told otherwise."""
+    from longspan.inspection import draw_spans, read_spans, spans_as_text
+
+    picture = picture or folder.path / "spans.png"
     history = read_spans(folder)
     draw_spans(history, picture)
     print(spans_as_text(history))

@@ -34,21 +34,20 @@ class SpanHistory:
 
 def read_spans(run: RunFolder) -> SpanHistory:
     """The history that training wrote; a line that a killed run left unfinished is passed over."""
-    span = run.config.model.span
-    if span.kind == "fixed":
-        raise UserError(f"the spans of {run.path} are not learned: every head looks back {span.limit} tokens")
     lines = run.spans.read_text(encoding="utf-8").splitlines(keepends=True) if run.spans.is_file() else []
     moments = [_moment(run, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]
     if not moments:
-        raise UserError(f"{run.path} has no spans yet: {run.spans.name} is written while the run trains")
-    steps, spans = zip(*moments, strict=True)
-    return SpanHistory(run.config.name, span.limit, np.array(steps), np.array(spans, dtype=np.float64))
+        raise UserError(
+            f"{run.path} has no spans to show: a run writes them while it trains, if its model learns spans"
+        )
+    steps, limits, spans = zip(*moments, strict=True)
+    return SpanHistory(run.config.name, limits[-1], np.array(steps), np.array(spans, dtype=np.float64))
 
 
-def _moment(run: RunFolder, number: int, line: str) -> tuple[int, list[list[float]]]:
+def _moment(run: RunFolder, number: int, line: str) -> tuple[int, int, list[list[float]]]:
     try:
         moment = json.loads(line)
-        return int(moment["step"]), moment["spans"]
+        return int(moment["step"]), int(moment["limit"]), moment["spans"]
     except (ValueError, KeyError, TypeError):
         raise UserError(f"line {number} of {run.spans} is damaged: delete that line") from None
 
