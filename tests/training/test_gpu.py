@@ -5,13 +5,16 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from longspan.config import RunConfig, schema
 from longspan.training import Interrupted, resume, train
+from longspan.training.step import Updater
 
-from .runs import Signals, metrics, outcome, small_config
+from .runs import Signals, metrics, outcome, small_config, small_table
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -42,3 +45,32 @@ def test_every_optimizer_moves_there(text: Path, tmp_path: Path, optimizer: str)
         line["loss"] for line in metrics(train(config, tmp_path / "run").path) if line["kind"] == "train"
     ]
     assert losses[2] < losses[0]
+
+
+@pytest.mark.usefixtures("_deterministic")
+@pytest.mark.parametrize("optimizer", ["adagrad", "adamw", "muon"])
+def test_stages_with_one_optimizer_are_one_stage_there_too(
+    text: Path, tmp_path: Path, optimizer: str
+) -> None:
+    table = small_table(text)
+    table["training"]["device"] = "cuda"
+    final = []
+    for cuts in ([13], [5, 8]):
+        table["stage"] = [{"optimizer": optimizer, "learning_rate": 0.01, "steps": steps} for steps in cuts]
+        run = train(schema.read(RunConfig, table), tmp_path / str(len(cuts)))
+        final.append(metrics(run.path)[-1]["valid"]["nats"])
+    assert final[0] == final[1]
+
+
+def test_time_on_the_device_counts(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that the device works on long after it was started: its time is in the lines all the same."""
+    update = Updater.update
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        torch.cuda._sleep(200_000_000)  # cycles: about a tenth of a second
+        return update(*args, **kwargs)
+
+    monkeypatch.setattr(Updater, "update", slow)
+    config = small_config(text, training__device="cuda", model__span__kind="fixed", stage__0__steps=14)
+    first, second = metrics(train(config, tmp_path / "run").path)[:2]
+    assert second["seconds"] - first["seconds"] > 7 * 0.08

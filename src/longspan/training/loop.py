@@ -102,7 +102,7 @@ class Loop:
 
     def _train(self) -> None:
         training, progress = self._config.training, self._progress
-        self._clock = Clock()
+        self._clock.lap()  # what was built before was no training
         while True:
             if self._due(training.evaluate_every) and progress.evaluated != progress.step:
                 self._evaluate()
