@@ -78,7 +78,7 @@ class Updater:
             loss = piece / targets_BT.numel()
             if first == 0:  # once for the batch, however many pieces it has
                 loss = loss + sum(self.model.penalties().values())
-            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            self.scaler.scale(loss).backward()
             nats = nats + piece.detach()
             after.append(new_state.detach())
         return nats, after[0] if len(after) == 1 else State.join(after)
