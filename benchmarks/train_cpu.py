@@ -55,12 +55,13 @@ class PaddedAttention(Attention):
         weights_NTW = F.dropout(weights_NTW, self.dropout, self.training)
         out_NTK = by_key(weights_NTW) @ v_NSK
         out_BTD = out_NTK.unflatten(0, (-1, self.num_heads)).transpose(1, 2).flatten(2)
-        after = State({"memory": seen_BSD[:, -self.span.memory_length :]})
+        kept = self.span.memory_length - block
+        after = State({"memory": torch.cat([state.tensor("memory")[:, -kept:], h_BTD], dim=1).detach()})
         return self.norm(h_BTD + self.out(out_BTD)), after
 
 
 def by_distance(table_NTS: Tensor) -> Tensor:
-    """[T, W + T], a column per key -> [T, W], a column per distance: pad, and read rows that are one longer."""
+    """[T, W + T], a column per key -> [T, W], a column per distance: pad, then read longer rows."""
     block, keys = table_NTS.shape[-2:]
     flat = F.pad(table_NTS.flatten(-2), (0, block))
     return flat.unflatten(-1, (block, keys + 1))[..., : keys - block]

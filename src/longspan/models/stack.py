@@ -42,7 +42,7 @@ class Stack(LanguageModel):
         self.head = head
         self.dropout = dropout
         self.vocabulary_size = embedding.num_embeddings
-        self.register_load_state_dict_post_hook(_refresh_after_loading)
+        self.register_load_state_dict_post_hook(_refresh_after_loading)  # type: ignore[no-untyped-call]
 
     def initial_state(self, batch_size: int) -> State:
         return self._each_block(lambda block, _: block.initial_state(batch_size))

@@ -49,7 +49,7 @@ def span_attention(
     if position_keys_LK is not None:
         p_WK = position_keys_LK[:window].flip(0).to(q_BHTK.dtype)
     with torch.autocast(q_BHTK.device.type, enabled=False):
-        out_NTK = _SpanAttention.apply(
+        out_NTK: Tensor = _SpanAttention.apply(  # type: ignore[no-untyped-call]
             q_BHTK.reshape(batch * heads, block, width) / math.sqrt(width),
             _band(k_BHSK, window, block, first_distance),
             _band(v_BHSK, window, block, first_distance),
