@@ -15,10 +15,18 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 # What makes a training command short; everything else about it stays as the README has it.
-SHORT = (
-    "--stage.0.max-seconds 2 --stage.0.steps 6 --training.batch-size 2 --evaluation.max-tokens 500 "
-    "--evaluation.max-tokens-final 500"
-).split()
+SHORT = [
+    "--stage.0.max-seconds",
+    "2",
+    "--stage.0.steps",
+    "6",
+    "--training.batch-size",
+    "2",
+    "--evaluation.max-tokens",
+    "500",
+    "--evaluation.max-tokens-final",
+    "500",
+]
 
 
 def blocks(language: str) -> list[str]:
