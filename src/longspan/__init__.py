@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from longspan.version import VERSION as __version__
+
 if TYPE_CHECKING:
     from longspan.language_model import LoadedModel as LoadedModel
     from longspan.language_model import load as load
 
-__version__ = "0.1.0"
 __all__ = ["LoadedModel", "__version__", "load"]
 
 

@@ -17,9 +17,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from longspan import __version__
 from longspan.cli import data, eval, generate, recipes, spans, train
 from longspan.errors import UserError, nearest
+from longspan.version import VERSION
 
 COMMANDS = {
     "train": train,
@@ -61,7 +61,7 @@ def _run(argv: list[str]) -> None:
     parser = _OneLineParser(
         prog="longspan", description="Language models that remember: train, measure, look inside, generate."
     )
-    parser.add_argument("--version", action="version", version=f"longspan {__version__}")
+    parser.add_argument("--version", action="version", version=f"longspan {VERSION}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for module in COMMANDS.values():
         module.register(subparsers)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from longspan import __version__
 from longspan.errors import UserError
+from longspan.version import VERSION
 
 
 def pick_device(name: str) -> torch.device:
@@ -28,7 +28,7 @@ def pick_device(name: str) -> torch.device:
 def environment(device: torch.device) -> dict[str, Any]:
     """Versions, machine and device, as JSON can hold them."""
     return {
-        "longspan": __version__,
+        "longspan": VERSION,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
