@@ -8,6 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from longspan.config import EvaluationConfig
+from longspan.data.token_file import write_token_file
+from longspan.data.tokenizers.character import CharacterTokenizer
+from longspan.evaluation import evaluate
 from longspan.models import Stack, build
 from longspan.optim.adagrad import Adagrad
 from longspan.state import State
@@ -143,6 +147,23 @@ def test_reported_span_sizes():
         close(penalties, golden.tensors["span.loss"], golden.rounding["span"], "span loss")
         trims = [span.limit - span.windows[0] for span in model._learned_spans()]
         assert trims == golden.tensors["span.trim_len"].tolist()
+
+
+def test_full_evaluation_by_the_original_protocol(golden, tmp_path):
+    """The score of a stream, by the original's own way of walking and averaging, from tokens on disk."""
+    rows_BN = golden.tensors["full_eval.data"]
+    alphabet = CharacterTokenizer("".join(map(chr, range(ord("0"), ord("0") + 60))))
+    text = alphabet.decode(rows_BN.flatten().tolist())
+    token_file = write_token_file(tmp_path / "stream", alphabet, [text.encode()])
+    score = evaluate(
+        build_original(golden),
+        token_file,
+        tokenizer=alphabet,
+        config=EvaluationConfig(protocol="adaptive-span", batch_size=rows_BN.shape[0]),
+        block_length=golden.original["model_params"]["block_size"],
+        device="cpu",
+    )
+    close(torch.tensor(score.loss), golden.tensors["full_eval.loss"], golden.rounding["full_eval"], "loss")
 
 
 def test_softmax_over_own_span_is_the_same_but_for_the_epsilon():
