@@ -24,7 +24,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def test_the_weights_of_the_run_come_back(run: RunFolder) -> None:
-    lm = longspan.load(run.path)
+    lm = longspan.load(run.path, device="cpu")
     expected = tiny_model().state_dict()
     assert lm.model.state_dict().keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in lm.model.state_dict().items())
