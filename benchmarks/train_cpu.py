@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -25,10 +24,11 @@ from torch.nn import functional as F
 
 from longspan import recipes
 from longspan.config import RunConfig, schema
-from longspan.kernels.span_attention import EPSILON, soft_mask
+from longspan.kernels.span_attention.mask import EPSILON, soft_mask
 from longspan.layers.attention import Attention
 from longspan.models import LanguageModel, build
 from longspan.optim.adagrad import Adagrad
+from longspan.runs.environment import environment
 from longspan.state import State
 
 BATCH, BLOCK, VOCABULARY = 16, 256, 205
@@ -172,9 +172,7 @@ def main() -> None:
         "tokens_per_second": {name: round(rate) for name, rate in rates.items()},
         "ratio": round(rates["own span"] / rates["padded"], 2),
         "seconds_per_step": {name: [round(t, 4) for t in times] for name, times in seconds.items()},
-        "threads": options.threads,
-        "torch": torch.__version__,
-        "machine": platform.machine(),
+        "environment": environment(torch.device("cpu")),
     }
     print(json.dumps(figures, indent=2))
     if options.json:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from longspan.kernels import span_attention as door
 from longspan.kernels.span_attention import eager, head_groups, reference, soft_mask, span_attention
+from longspan.kernels.span_attention.mask import EPSILON
 
 
 def inputs(
@@ -59,7 +60,7 @@ def test_eager_path_equals_the_loops(
     span = st.integers(0, window).map(float) if whole else st.floats(0, window)
     spans = data.draw(st.lists(span, min_size=heads, max_size=heads)) if learned else None
     tensors = inputs(batch, heads, block, memory, 2, window, spans)
-    options = {"windows_H": [window] * heads, "ramp": ramp, "first_distance": first}
+    options = {"window": window, "ramp": ramp, "first_distance": first}
     expected = reference.span_attention(**tensors, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(eager, "CHUNK", chunk)
@@ -73,7 +74,7 @@ def test_eager_path_equals_the_loops(
 def test_without_positions():
     tensors = inputs(2, 2, 5, 4, 3, 6, [2.5, 0.0])
     del tensors["position_keys_LK"]
-    options = {"windows_H": [6, 6], "ramp": 2}
+    options = {"window": 6, "ramp": 2}
     expected = reference.span_attention(**tensors, **options)
     found = span_attention(**tensors, **options)
     torch.testing.assert_close(found, expected)
@@ -84,8 +85,8 @@ def test_without_positions():
 
 def test_a_longer_window_changes_nothing_beyond_the_span():
     tensors = inputs(1, 2, 6, 20, 4, 20, [3.0, 5.5])
-    short = span_attention(**tensors, windows_H=[9, 9], ramp=3)
-    long = span_attention(**tensors, windows_H=[20, 20], ramp=3)
+    short = span_attention(**tensors, window=9, ramp=3)
+    long = span_attention(**tensors, window=20, ramp=3)
     torch.testing.assert_close(short, long, rtol=1e-5, atol=1e-6)
 
 
@@ -94,9 +95,9 @@ def test_tiny_mass_inside_the_span_shows_the_epsilon():
     q = torch.ones(1, 1, 1, 1, dtype=torch.float64)
     keys = torch.tensor([18.0, 0.0, 0.0], dtype=torch.float64).view(1, 1, 3, 1)
     values = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64).view(1, 1, 3, 1)
-    out = span_attention(q, keys, values, windows_H=[2], spans_H=torch.zeros(1, dtype=torch.float64), ramp=1)
+    out = span_attention(q, keys, values, window=2, spans_H=torch.zeros(1, dtype=torch.float64), ramp=1)
     mass = 1 / (1 + torch.e**18)
-    assert out.item() == pytest.approx(mass / (mass + door.EPSILON), rel=1e-9)
+    assert out.item() == pytest.approx(mass / (mass + EPSILON), rel=1e-9)
 
 
 def test_dropout_drops_weights_and_keeps_the_mean():
@@ -104,7 +105,7 @@ def test_dropout_drops_weights_and_keeps_the_mean():
     ones = torch.ones_like(tensors["v_BHSK"])
     outs = [
         span_attention(
-            tensors["q_BHTK"] * 0, tensors["k_BHSK"], ones, windows_H=[400], dropout=0.25, ramp=1
+            tensors["q_BHTK"] * 0, tensors["k_BHSK"], ones, window=400, dropout=0.25, ramp=1
         ).mean()
         for _ in range(50)
     ]
@@ -119,7 +120,7 @@ def test_dropout_has_the_gradient_of_what_it_kept():
     def run(*leaves: Tensor) -> Tensor:
         torch.manual_seed(7)
         named = dict(zip(tensors, leaves, strict=True))
-        return span_attention(**named, windows_H=[4, 4], ramp=2, dropout=0.5)
+        return span_attention(**named, window=4, ramp=2, dropout=0.5)
 
     assert torch.autograd.gradcheck(run, tuple(tensors.values()))
 
@@ -133,7 +134,7 @@ def test_half_precision_stays_close_to_float32(dtype):
         name: t.detach().to(dtype if name in ("q_BHTK", "k_BHSK", "v_BHSK") else t.dtype).requires_grad_()
         for name, t in exact.items()
     }
-    options = {"windows_H": [12, 12], "ramp": 4}
+    options = {"window": 12, "ramp": 4}
     expected, found = span_attention(**exact, **options), span_attention(**half, **options)
     assert found.dtype == dtype
     torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.03)

@@ -72,7 +72,7 @@ class TrainingConfig:
     )
     micro_batches: int = option(1, help="run the batch in this many pieces: less memory, same gradients")
     precision: Literal["float32", "bf16", "fp16"] = option("float32", help="arithmetic of the forward pass")
-    compile: bool = option(False, help="compile the model with torch.compile")
+    compile: bool = option(False, help="compile with torch.compile all of the model but attention, whose shapes follow the spans")
     device: str = option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one")
     seed: int = option(1, help="seed of initial weights, dropout and block lengths")
     log_every: int = option(50, help="steps between two lines of metrics")

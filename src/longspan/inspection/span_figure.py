@@ -65,7 +65,7 @@ def _draw_course(axes: Axes, history: SpanHistory, colours: list[tuple[float, ..
         )
         axes.plot(history.steps_N, spans_NH.mean(axis=1), color=colour, linewidth=2, marker=marker)
     axes.set_title("mean of each layer over training, thin: longest head", loc="left", fontsize=11, color=INK)
-    axes.set_xlabel("step", color=INK)
+    axes.set_xlabel("step (colours: layers, as on the left)", color=INK)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
 

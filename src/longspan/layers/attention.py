@@ -55,6 +55,7 @@ class Attention(Block):
         shape = (batch_size, self.span.memory_length, weight.shape[1])
         return State({"memory": torch.zeros(shape, dtype=weight.dtype, device=weight.device)})
 
+    @torch.compiler.disable(reason="windows move while spans are learned: it would compile again and again")
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         x_BTD = self.norm(h_BTD) if self.norm_first else h_BTD
         # Heads that are computed together lie together, by the order of the matrices' rows and columns.
@@ -82,14 +83,14 @@ class Attention(Block):
         self, q_BGTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, state: State, heads: list[int]
     ) -> Tensor:
         """One group of heads, over the block and the memory as far back as the longest of them sees."""
-        windows = [self.span.windows[head] for head in heads]
-        past_k_BGMK, past_v_BGMK = self._recall(state, heads, max(windows))
+        window = max(self.span.windows[head] for head in heads)
+        past_k_BGMK, past_v_BGMK = self._recall(state, heads, window)
         spans_H = self.span.spans_H()
         return span_attention(
             q_BGTK,
             torch.cat([past_k_BGMK, k_BGTK], dim=2),
             torch.cat([past_v_BGMK, v_BGTK], dim=2),
-            windows_H=windows,
+            window=window,
             position_keys_LK=self._positions[0].keys_LK,
             spans_H=None if spans_H is None else spans_H[heads],
             ramp=self.span.ramp,

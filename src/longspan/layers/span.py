@@ -96,7 +96,7 @@ class LearnedSpan(Span):
 
     def sizes_H(self) -> Tensor:
         """How many tokens each head can see, the ramp included."""
-        return (self.fraction_H.detach() * self.limit).ceil().add(self.ramp).clamp(max=self.limit)
+        return (self.fraction_H.detach().double() * self.limit).ceil().add(self.ramp).clamp(max=self.limit)
 
     def set_fractions(self, fractions: Sequence[float]) -> None:
         """Derive the integer sizes from the values of z, given on the host."""

@@ -8,8 +8,8 @@ For a query at position t and a distance d = first, first + 1, ..., first + wind
     out_t = sum_d dropout(w(d)) v_{t-d}
 
 Without spans there is no m and w = a. Positions before the first key count as zero keys and zero values.
-The window says how far a head must be computed; beyond it m is zero. A path may compute further, which
-changes results only through the share that the 1e-8 gets.
+A window that reaches beyond every span (plus ramp) gives the same result as a longer one, except for the
+share that the 1e-8 gets: so heads may be grouped, and each group given the window it needs.
 
 `reference.py` is the specification, in loops; `eager.py` is the path in plain torch. `span_attention` is
 the one door to them.
@@ -22,46 +22,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from torch import Tensor
-
-from longspan.kernels.span_attention import eager
+from longspan.kernels.span_attention.eager import span_attention
 from longspan.kernels.span_attention.mask import soft_mask
 
-EPSILON = 1e-8
 SHORT = 128
 
-__all__ = ["EPSILON", "head_groups", "soft_mask", "span_attention"]
-
-
-def span_attention(
-    q_BHTK: Tensor,
-    k_BHSK: Tensor,
-    v_BHSK: Tensor,
-    *,
-    windows_H: Sequence[int],
-    position_keys_LK: Tensor | None = None,
-    spans_H: Tensor | None = None,
-    ramp: int = 1,
-    first_distance: int = 1,
-    dropout: float = 0.0,
-) -> Tensor:
-    """The attention described above, [B, H, T, K]; the last T keys belong to the block of queries.
-
-    Row i of `position_keys_LK` belongs to distance `first_distance + i`. `spans_H` are in tokens and get
-    a gradient. `dropout` acts on the weights and is off at 0.
-    """
-    return eager.span_attention(
-        q_BHTK,
-        k_BHSK,
-        v_BHSK,
-        window=max(windows_H),
-        position_keys_LK=position_keys_LK,
-        spans_H=spans_H,
-        ramp=ramp,
-        first_distance=first_distance,
-        dropout=dropout,
-        epsilon=EPSILON,
-    )
+__all__ = ["head_groups", "soft_mask", "span_attention"]
 
 
 def head_groups(windows_H: Sequence[int]) -> list[list[int]]:

@@ -22,25 +22,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from longspan.kernels.span_attention.mask import soft_mask
+from longspan.kernels.span_attention.mask import EPSILON, soft_mask
 
 CHUNK = 64
 
 
-@torch.compiler.disable(reason="the chunks write into slices, which compilers cannot see through")
 def span_attention(
     q_BHTK: Tensor,
     k_BHSK: Tensor,
     v_BHSK: Tensor,
     *,
     window: int,
-    position_keys_LK: Tensor | None,
-    spans_H: Tensor | None,
-    ramp: int,
-    first_distance: int,
-    dropout: float,
-    epsilon: float,
+    position_keys_LK: Tensor | None = None,
+    spans_H: Tensor | None = None,
+    ramp: int = 1,
+    first_distance: int = 1,
+    dropout: float = 0.0,
 ) -> Tensor:
+    """As described in the package's docstring, [B, H, T, K]; the last T keys belong to the block of queries.
+
+    Row i of `position_keys_LK` belongs to distance `first_distance + i`. `spans_H` are in tokens and get
+    a gradient. `dropout` acts on the weights and is off at 0.
+    """
     batch, heads, block, width = q_BHTK.shape
     mask_HW = None
     if spans_H is not None:
@@ -56,7 +59,6 @@ def span_attention(
             p_WK,
             mask_HW,
             dropout,
-            epsilon,
         )
     return out_NTK.view(batch, heads, block, width)
 
@@ -121,7 +123,6 @@ class _SpanAttention(torch.autograd.Function):
         p_WK: Tensor | None,
         mask_HW: Tensor | None,
         dropout: float,
-        epsilon: float,
     ) -> Tensor:
         out, saved = [], []
         for chunk in _chunks(q_NTK, k_NSK):
@@ -133,13 +134,12 @@ class _SpanAttention(torch.autograd.Function):
             total_NC1 = None
             if mask_HW is not None:
                 total_NC1 = (
-                    (_heads(a_NCW, mask_HW) @ mask_HW[:, :, None].to(a_NCW.dtype)).flatten(0, 1).add_(epsilon)
+                    (_heads(a_NCW, mask_HW) @ mask_HW[:, :, None].to(a_NCW.dtype)).flatten(0, 1).add_(EPSILON)
                 )
                 out_NCK = out_NCK.div_(total_NC1)
             out.append(out_NCK)
             saved += [a_NCW, used_NCG, total_NC1, kept_NCW]
         out_NTK = torch.cat(out, dim=1)
-        ctx.epsilon = epsilon
         ctx.save_for_backward(q_NTK, k_NSK, v_NSK, p_WK, mask_HW, out_NTK, *saved)
         return out_NTK
 
@@ -169,7 +169,7 @@ class _SpanAttention(torch.autograd.Function):
                 dmask_HW += ds_BHCW.sum((0, 2))
                 ds_BHCW.mul_(mask_HW[:, None])
                 # What the softmax takes back, <da, a>, cancels to this; outside the span it is all there is.
-                ds_NCW.addcmul_(a_NCW, inner_NC1, value=-ctx.epsilon)
+                ds_NCW.addcmul_(a_NCW, inner_NC1, value=-EPSILON)
 
             ds_NCG = _key_layout_zeros(ds_NCW, q_NTK.dtype)
             _by_distance(ds_NCG).copy_(ds_NCW)
@@ -183,7 +183,7 @@ class _SpanAttention(torch.autograd.Function):
         dk_NSK, dv_NSK = dk_NSK.to(k_NSK.dtype), dv_NSK.to(v_NSK.dtype)
         if dp_WK is not None:
             dp_WK = dp_WK.to(p_WK.dtype)
-        return torch.cat(dq, dim=1), dk_NSK, dv_NSK, dp_WK, dmask_HW, None, None
+        return torch.cat(dq, dim=1), dk_NSK, dv_NSK, dp_WK, dmask_HW, None
 
 
 def _softmax(q_NCK: Tensor, k_NGK: Tensor, p_WK: Tensor | None) -> Tensor:

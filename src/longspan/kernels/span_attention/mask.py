@@ -1,9 +1,11 @@
-"""The soft edge of a learned span."""
+"""The soft edge of a learned span, and what keeps the renormalisation after it from dividing by zero."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+EPSILON = 1e-8
 
 
 def soft_mask(spans_H: Tensor, ramp: int, window: int) -> Tensor:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from longspan.kernels.span_attention.mask import EPSILON
 
 
 def span_attention(
@@ -14,12 +15,11 @@ def span_attention(
     k_BHSK: Tensor,
     v_BHSK: Tensor,
     *,
-    windows_H: Sequence[int],
+    window: int,
     position_keys_LK: Tensor | None = None,
     spans_H: Tensor | None = None,
     ramp: int = 1,
     first_distance: int = 1,
-    epsilon: float = 1e-8,
 ) -> Tensor:
     """As described in the package's docstring, without dropout; gradients come from autograd."""
     batch, heads, block, width = q_BHTK.shape
@@ -31,7 +31,7 @@ def span_attention(
             for t in range(block):
                 q = q_BHTK[b, h, t]
                 scores, values, mask = [], [], []
-                for i in range(windows_H[h]):
+                for i in range(window):
                     key = num_keys - block + t - (first_distance + i)
                     k, v = (k_BHSK[b, h, key], v_BHSK[b, h, key]) if key >= 0 else (nothing, nothing)
                     score = q @ k
@@ -44,6 +44,6 @@ def span_attention(
                 weights = torch.softmax(torch.stack(scores), dim=0)
                 if spans_H is not None:
                     weights = weights * torch.stack(mask)
-                    weights = weights / (weights.sum() + epsilon)
+                    weights = weights / (weights.sum() + EPSILON)
                 rows.append(weights @ torch.stack(values))
     return torch.stack(rows).view(batch, heads, block, width)
