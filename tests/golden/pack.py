@@ -34,8 +34,9 @@ def pack(case: Path) -> Path:
     recorded = load_file(case / "tensors.safetensors")
     kept = {name: tensor for name, tensor in recorded.items() if KEPT.fullmatch(name)}
     weights = {name.removeprefix("module."): tensor for name, tensor in checkpoint["model"].items()}
-    kept |= {f"weights.{name}": tensor for name, tensor in weights.items() if "mask_template" not in name}
-    parameters = [name for name in weights if "mask_template" not in name]
+    second_name = "persistent_memory.adaptive_span"  # the original registers the span twice
+    parameters = [name for name in weights if "mask_template" not in name and second_name not in name]
+    kept |= {f"weights.{name}": weights[name] for name in parameters}
     for number, entries in checkpoint["optimizer"]["state"].items():
         for key, value in entries.items():
             if isinstance(value, torch.Tensor) and value.dim() > 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +16,14 @@ from longspan.kernels.span_attention.mask import EPSILON
 
 
 def inputs(
-    batch: int, heads: int, block: int, memory: int, width: int, limit: int, spans: list[float] | None
+    batch: int,
+    heads: int,
+    block: int,
+    memory: int,
+    width: int,
+    limit: int,
+    spans: list[float] | None,
+    num_slots: int = 0,
 ) -> dict[str, Tensor]:
     def leaf(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
@@ -25,9 +34,19 @@ def inputs(
         "v_BHSK": leaf(batch, heads, memory + block, width),
         "position_keys_LK": leaf(limit, width),
     }
+    if num_slots:
+        made |= {"slot_k": leaf(heads, num_slots, width), "slot_v": leaf(heads, num_slots, width)}
     if spans is not None:
         made["spans_H"] = torch.tensor(spans, dtype=torch.float64, requires_grad=True)
     return made
+
+
+def arguments(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Slots go in as a pair."""
+    named: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if not name.startswith("slot")}
+    if "slot_k" in tensors:
+        named["slots"] = tensors["slot_k"], tensors["slot_v"]
+    return named
 
 
 def gradients(out: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -39,7 +58,7 @@ def gradients(out: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     batch=st.integers(1, 2),
     heads=st.integers(1, 3),
@@ -49,22 +68,23 @@ def gradients(out: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     ramp=st.integers(1, 4),
     first=st.integers(0, 1),
     learned=st.booleans(),
+    num_slots=st.integers(0, 3),
     whole=st.booleans(),
     chunk=st.integers(1, 4),
     data=st.data(),
 )
 def test_eager_path_equals_the_loops(
-    batch, heads, block, memory, window, ramp, first, learned, whole, chunk, data
+    batch, heads, block, memory, window, ramp, first, learned, num_slots, whole, chunk, data
 ):
     # Whole spans put positions exactly on the edges of the clamp, where the gradient must still pass.
     span = st.integers(0, window).map(float) if whole else st.floats(0, window)
     spans = data.draw(st.lists(span, min_size=heads, max_size=heads)) if learned else None
-    tensors = inputs(batch, heads, block, memory, 2, window, spans)
+    tensors = inputs(batch, heads, block, memory, 2, window, spans, num_slots)
     options = {"window": window, "ramp": ramp, "first_distance": first}
-    expected = reference.span_attention(**tensors, **options)
+    expected = reference.span_attention(**arguments(tensors), **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(eager, "CHUNK", chunk)
-        found = span_attention(**tensors, **options)
+        found = span_attention(**arguments(tensors), **options)
         found_gradients = gradients(found, tensors)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     for name, gradient in gradients(expected, tensors).items():
@@ -115,12 +135,12 @@ def test_dropout_drops_weights_and_keeps_the_mean():
 
 
 def test_dropout_has_the_gradient_of_what_it_kept():
-    tensors = inputs(2, 2, 5, 3, 3, 4, [1.3, 2.7])
+    tensors = inputs(2, 2, 5, 3, 3, 4, [1.3, 2.7], num_slots=2)
 
     def run(*leaves: Tensor) -> Tensor:
         torch.manual_seed(7)
         named = dict(zip(tensors, leaves, strict=True))
-        return span_attention(**named, window=4, ramp=2, dropout=0.5)
+        return span_attention(**arguments(named), window=4, ramp=2, dropout=0.5)
 
     assert torch.autograd.gradcheck(run, tuple(tensors.values()))
 

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from longspan.config import AdaptiveSpanConfig, SpanConfig
+from longspan.config import AdaptiveSpanConfig, AllAttentionConfig, ModelConfig, SpanConfig
 
 FOLDER = Path(__file__).parent.parent / "golden"
 CASES = [
@@ -20,6 +20,8 @@ CASES = [
     "adaptive_span_trim",
     "fixed_span",
     "fixed_span_short",
+    "all_attention",
+    "all_attention_adaptive",
 ]
 
 
@@ -48,7 +50,7 @@ class Golden:
     def names(self) -> dict[str, str]:
         """The original's parameter names -> ours."""
         heads = (name.removeprefix("weights.") for name in self.tensors if name.startswith("weights."))
-        return {name: _our_name(name) for name in heads}
+        return {name: _our_name(name, 1 if self.num_slots else 2) for name in heads}
 
     def blocks(self) -> list[tuple[Tensor, Tensor]]:
         """(inputs, targets) of every block of the recorded stream."""
@@ -58,27 +60,34 @@ class Golden:
             for start in range(0, data.shape[1] - 1, length)
         ]
 
-    def config(self) -> AdaptiveSpanConfig:
+    def config(self) -> ModelConfig:
         model, span = self.original["model_params"], self.original["adapt_span_params"]
-        return AdaptiveSpanConfig(
-            num_layers=model["nb_layers"],
-            width=model["hidden_size"],
-            num_heads=model["nb_heads"],
-            inner_width=model["inner_hidden_size"],
-            dropout=model["dropout"],
-            embedding_dropout=model["emb_dropout"],
-            span=SpanConfig(
-                kind="learned" if span["adapt_span_enabled"] else "fixed",
-                limit=model["attn_span"],
-                ramp=span["adapt_span_ramp"],
-                penalty=span["adapt_span_loss"],
-                memory="adaptive" if span["adapt_span_cache"] else "full",
-                softmax_over="layer",
-            ),
+        span_config = SpanConfig(
+            kind="learned" if span["adapt_span_enabled"] else "fixed",
+            limit=model["attn_span"],
+            ramp=span["adapt_span_ramp"],
+            penalty=span["adapt_span_loss"],
+            memory="adaptive" if span["adapt_span_cache"] else "full",
+            softmax_over="layer",
         )
+        common = {
+            "num_layers": model["nb_layers"],
+            "width": model["hidden_size"],
+            "num_heads": model["nb_heads"],
+            "dropout": model["dropout"],
+            "embedding_dropout": model["emb_dropout"],
+            "span": span_config,
+        }
+        if self.num_slots:
+            return AllAttentionConfig(num_slots=self.num_slots, **common)
+        return AdaptiveSpanConfig(inner_width=model["inner_hidden_size"], **common)
+
+    @property
+    def num_slots(self) -> int:
+        return self.original["pers_mem_params"]["pers_mem_size"]
 
 
-def _our_name(name: str) -> str:
+def _our_name(name: str, blocks_per_layer: int) -> str:
     whole = {
         "key_pe": "shared.positions.keys_LK",
         "in_emb.weight": "embedding.weight",
@@ -88,13 +97,16 @@ def _our_name(name: str) -> str:
     if name in whole:
         return whole[name]
     _, layer, rest = name.split(".", 2)
-    attention, feed_forward = f"blocks.{2 * int(layer)}", f"blocks.{2 * int(layer) + 1}"
+    first = blocks_per_layer * int(layer)
+    attention, feed_forward = f"blocks.{first}", f"blocks.{first + 1}"
     parts = {
         "attn.proj_query.": f"{attention}.query.",
         "attn.proj_key.": f"{attention}.key.",
         "attn.proj_val.": f"{attention}.value.",
         "attn.proj_out.": f"{attention}.out.",
         "attn.attn.adaptive_span._mask.current_val": f"{attention}.span.fraction_H",
+        "attn.attn.persistent_memory.key": f"{attention}.slots.keys_HPK",
+        "attn.attn.persistent_memory.val": f"{attention}.slots.values_HPK",
         "norm1.": f"{attention}.norm.",
         "ff.fc1.": f"{feed_forward}.expand.",
         "ff.fc2.": f"{feed_forward}.contract.",
@@ -108,6 +120,8 @@ def _our_layout(name: str, tensor: Tensor) -> Tensor:
         return tensor[0].mT.flip(0).contiguous()
     if name.endswith("current_val"):
         return tensor.flatten()
+    if name.endswith("persistent_memory.key"):  # [H, K, P] -> [H, P, K]
+        return tensor.mT.contiguous()
     return tensor
 
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from longspan.config import AdaptiveSpanConfig, ModelConfig, SpanConfig
+from longspan.config import AdaptiveSpanConfig, AllAttentionConfig, ModelConfig, SpanConfig
 from longspan.models import ARCHITECTURES, LanguageModel, build
 from longspan.state import State
 
@@ -24,6 +24,9 @@ SMALL = AdaptiveSpanConfig(
 )
 
 
+ALL_ATTENTION = AllAttentionConfig(num_layers=2, width=12, num_heads=3, num_slots=5, span=SMALL.span)
+
+
 def with_span(**changes) -> AdaptiveSpanConfig:
     return dataclasses.replace(SMALL, span=dataclasses.replace(SMALL.span, **changes))
 
@@ -35,6 +38,8 @@ VARIANTS: dict[str, ModelConfig] = {
     "adaptive-span, softmax over layer": with_span(softmax_over="layer"),
     "adaptive-span, fixed": with_span(kind="fixed"),
     "adaptive-span, pre-norm": dataclasses.replace(SMALL, norm="pre"),
+    "all-attention": ALL_ATTENTION,
+    "all-attention, fixed": dataclasses.replace(ALL_ATTENTION, span=SpanConfig(kind="fixed", limit=10)),
     "adaptive-span, dropout": dataclasses.replace(SMALL, dropout=0.2, embedding_dropout=0.1),
 }
 

@@ -1,12 +1,13 @@
 """What a run is: typed, validated, TOML in and out, every field documented once."""
 
 from longspan.config.data import DataConfig, TokenizerConfig
-from longspan.config.model import AdaptiveSpanConfig, ModelConfig, SpanConfig
+from longspan.config.model import AdaptiveSpanConfig, AllAttentionConfig, ModelConfig, SpanConfig
 from longspan.config.run import RunConfig
 from longspan.config.training import EvaluationConfig, StageConfig, TrainingConfig
 
 __all__ = [
     "AdaptiveSpanConfig",
+    "AllAttentionConfig",
     "DataConfig",
     "EvaluationConfig",
     "ModelConfig",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from longspan.config.schema import option, section
 
@@ -52,12 +52,44 @@ class AdaptiveSpanConfig:
     span: SpanConfig = section(SpanConfig, help="where a head may look")
 
     def __post_init__(self) -> None:
-        if min(self.num_layers, self.width, self.num_heads, self.inner_width) < 1:
-            raise ValueError("num_layers, width, num_heads and inner_width must be at least 1")
-        if self.width % self.num_heads:
-            raise ValueError(f"width {self.width} is not a multiple of num_heads {self.num_heads}")
-        if not all(0.0 <= part < 1.0 for part in (self.dropout, self.embedding_dropout)):
-            raise ValueError("dropout and embedding_dropout must be at least 0 and below 1")
+        _check_sizes(self, "num_layers", "width", "num_heads", "inner_width")
+        _check_heads(self)
+        _check_dropout(self)
 
 
-ModelConfig = AdaptiveSpanConfig
+@dataclass(frozen=True, kw_only=True)
+class AllAttentionConfig:
+    """The network of "Augmenting Self-attention with Persistent Memory" (Sukhbaatar et al., 2019)."""
+
+    architecture: Literal["all-attention"] = option("all-attention", help="which kind of model")
+    num_layers: int = option(18, help="layers of attention; there is no feed-forward")
+    width: int = option(512, help="size of the hidden states")
+    num_heads: int = option(8, help="attention heads per layer")
+    num_slots: int = option(1024, help="persistent keys and values of every head")
+    dropout: float = option(0.0, help="dropout on attention weights, those of the slots included")
+    embedding_dropout: float = option(0.0, help="dropout on the embeddings and on the last layer's output")
+    span: SpanConfig = section(SpanConfig, help="where a head may look")
+
+    def __post_init__(self) -> None:
+        _check_sizes(self, "num_layers", "width", "num_heads", "num_slots")
+        _check_heads(self)
+        _check_dropout(self)
+
+
+ModelConfig: TypeAlias = AdaptiveSpanConfig | AllAttentionConfig
+
+
+def _check_sizes(config: ModelConfig, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} must be at least 1")
+
+
+def _check_heads(config: ModelConfig) -> None:
+    if config.width % config.num_heads:
+        raise ValueError(f"width {config.width} is not a multiple of num_heads {config.num_heads}")
+
+
+def _check_dropout(config: ModelConfig) -> None:
+    if not all(0.0 <= part < 1.0 for part in (config.dropout, config.embedding_dropout)):
+        raise ValueError("dropout and embedding_dropout must be at least 0 and below 1")

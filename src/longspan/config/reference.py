@@ -26,14 +26,29 @@ def documented(cls: type, prefix: str = "") -> Iterator[Documented]:
     for field in dataclasses.fields(cls):
         name, hint = dotted(prefix, field.name), hints[field.name]
         inner = _tables_in(hint)
+        if inner and _is_list(hint):
+            yield from documented(inner[0], f"{name}.0")
+            continue
         if inner:
-            for number, table in enumerate(inner):
-                yield from documented(table, f"{name}.{number}" if _is_list(hint) else name)
+            yield from _alternatives(inner, name)
             continue
         default = "required" if field.default is dataclasses.MISSING else shown(field.default)
         if field.default_factory is not dataclasses.MISSING:
             default = shown(field.default_factory())
         yield Documented(name, type_name(hint), default, field.metadata["help"])
+
+
+def _alternatives(tables: list[type], name: str) -> Iterator[Documented]:
+    """The options of any of several tables, each once; the choice between the tables comes first."""
+    seen: dict[str, Documented] = {}
+    for table in tables:
+        for found in documented(table, name):
+            if found.name not in seen:
+                seen[found.name] = found
+            elif found.type != seen[found.name].type:
+                both = f"{seen[found.name].type} | {found.type}"
+                seen[found.name] = dataclasses.replace(seen[found.name], type=both)
+    yield from seen.values()
 
 
 def _tables_in(hint: Any) -> list[Any]:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from longspan.kernels.span_attention import head_groups, span_attention
 from longspan.layers.block import Block
 from longspan.layers.positions import LearnedDistanceKeys
+from longspan.layers.slots import PersistentSlots
 from longspan.layers.span import Span
 from longspan.state import State
 
@@ -21,7 +22,7 @@ class Attention(Block):
 
     With `norm_first` u = h + Wo attention(...) with x = LN(h). The memory holds the last x, oldest first.
     A text begins with a memory of zeros, and the zeros take part in the softmax, as in the original.
-    A position does not see itself.
+    A position does not see itself. Beside the text every head may see persistent `slots`.
 
     The memory is projected anew with the current weights in every block. For decoding with fixed weights
     `decoding_state` replaces it by its keys and values.
@@ -34,6 +35,7 @@ class Attention(Block):
         *,
         span: Span,
         positions: LearnedDistanceKeys,
+        slots: PersistentSlots | None = None,
         dropout: float,
         norm_first: bool,
     ) -> None:
@@ -47,6 +49,7 @@ class Attention(Block):
         self.norm = nn.LayerNorm(width)
         self.span = span
         self._positions = (positions,)  # the model owns them: in a tuple they are not registered again
+        self.slots = slots
         self.dropout = dropout
         self.norm_first = norm_first
 
@@ -92,6 +95,7 @@ class Attention(Block):
             torch.cat([past_v_BGMK, v_BGTK], dim=2),
             window=window,
             position_keys_LK=self._positions[0].keys_LK,
+            slots=None if self.slots is None else self.slots.of(heads),
             spans_H=None if spans_H is None else spans_H[heads],
             ramp=self.span.ramp,
             dropout=self.dropout if self.training else 0.0,

@@ -7,14 +7,17 @@ For a query at position t and a distance d = first, first + 1, ..., first + wind
     w(d) = a(d) m(d) / (sum_d a(d) m(d) + 1e-8),    m(d) = clamp((span + first - d) / ramp + 1, 0, 1)
     out_t = sum_d dropout(w(d)) v_{t-d}
 
-Without spans there is no m and w = a. Positions before the first key count as zero keys and zero values.
+Slots are further keys and values per head that are no positions: their score is q_t . k_slot / sqrt(K), they
+take part in the same softmax and their m is 1. Without spans there is no m and w = a. Positions before the
+first key count as zero keys and zero values.
 A window that reaches beyond every span (plus ramp) gives the same result as a longer one, except for the
 share that the 1e-8 gets: so heads may be grouped, and each group given the window it needs.
 
 `reference.py` is the specification, in loops; `eager.py` is the path in plain torch. `span_attention` is
 the one door to them.
 
-Shapes: B batch, T block, S = memory + T keys, H heads, K head width, L longest distance, W window.
+Shapes: B batch, T block, S = memory + T keys, H heads, K head width, L longest distance, W window,
+P slots.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ A chunk's scores stay in the processor's cache through all the passes over them,
 T x S is ever made. The backward pass is written out, since autograd would store every intermediate
 and could not accumulate into slices.
 
-Shapes: as in the package, and N = B x H, C queries of a chunk, G = W + C keys of a chunk.
+Shapes: as in the package, and N = B x H, C queries of a chunk, G = W + C keys of a chunk, X = W + P.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def span_attention(
     *,
     window: int,
     position_keys_LK: Tensor | None = None,
+    slots: tuple[Tensor, Tensor] | None = None,
     spans_H: Tensor | None = None,
     ramp: int = 1,
     first_distance: int = 1,
@@ -41,13 +42,16 @@ def span_attention(
 ) -> Tensor:
     """As described in the package's docstring, [B, H, T, K]; the last T keys belong to the block of queries.
 
-    Row i of `position_keys_LK` belongs to distance `first_distance + i`. `spans_H` are in tokens and get
-    a gradient. `dropout` acts on the weights and is off at 0.
+    Row i of `position_keys_LK` belongs to distance `first_distance + i`. `slots` are keys and values, each
+    [H, P, K]. `spans_H` are in tokens and get a gradient. `dropout` acts on the weights and is off at 0.
     """
     batch, heads, block, width = q_BHTK.shape
-    mask_HW = None
+    slot_k_HPK, slot_v_HPK = (None, None) if slots is None else (x.to(q_BHTK.dtype) for x in slots)
+    mask_HX = None
     if spans_H is not None:
-        mask_HW = soft_mask(spans_H, ramp, window).flip(1)
+        mask_HX = soft_mask(spans_H, ramp, window).flip(1)
+        if slot_k_HPK is not None:
+            mask_HX = F.pad(mask_HX, (0, slot_k_HPK.shape[1]), value=1.0)
     p_WK = None
     if position_keys_LK is not None:
         p_WK = position_keys_LK[:window].flip(0).to(q_BHTK.dtype)
@@ -57,7 +61,9 @@ def span_attention(
             _band(k_BHSK, window, block, first_distance),
             _band(v_BHSK, window, block, first_distance),
             p_WK,
-            mask_HW,
+            slot_k_HPK,
+            slot_v_HPK,
+            mask_HX,
             dropout,
         )
     return out_NTK.view(batch, heads, block, width)
@@ -101,14 +107,14 @@ def _by_distance(table_NCG: Tensor) -> Tensor:
     )
 
 
-def _key_layout_zeros(table_NCW: Tensor, dtype: torch.dtype) -> Tensor:
-    """A table in key layout for one in distance layout, all zeros: a query looks at W of its G keys."""
-    count, rows, window = table_NCW.shape
-    return torch.zeros(count, rows, window + rows, dtype=dtype, device=table_NCW.device)
+def _key_layout_zeros(q_NCK: Tensor, window: int) -> Tensor:
+    """A table in key layout, [N, C, G], all zeros: of its G keys a query looks at W."""
+    count, rows = q_NCK.shape[:2]
+    return q_NCK.new_zeros(count, rows, window + rows)
 
 
 class _SpanAttention(torch.autograd.Function):
-    """q is scaled already; k and v are bands; p and the mask are oldest first.
+    """q is scaled already; k and v are bands; p and the mask are oldest first, and slots come last.
 
     The weights are kept as a m, before the division by `total` = <a, m> + e, which is done on the output:
     with o = (a m) v / total, the gradient of a m is (do . v - do . o) / total.
@@ -121,86 +127,111 @@ class _SpanAttention(torch.autograd.Function):
         k_NSK: Tensor,
         v_NSK: Tensor,
         p_WK: Tensor | None,
-        mask_HW: Tensor | None,
+        slot_k_HPK: Tensor | None,
+        slot_v_HPK: Tensor | None,
+        mask_HX: Tensor | None,
         dropout: float,
     ) -> Tensor:
+        window = k_NSK.shape[1] - q_NTK.shape[1]
         out, saved = [], []
         for chunk in _chunks(q_NTK, k_NSK):
-            a_NCW = _softmax(q_NTK[:, chunk.queries], k_NSK[:, chunk.keys], p_WK)
-            kept_NCW = torch.rand_like(a_NCW).ge_(dropout).div_(1 - dropout) if dropout > 0 else None
-            used_NCG = _key_layout_zeros(a_NCW, q_NTK.dtype)
-            _masked(a_NCW, mask_HW, kept_NCW, into=_by_distance(used_NCG))
+            a_NCX = _softmax(q_NTK[:, chunk.queries], k_NSK[:, chunk.keys], p_WK, slot_k_HPK)
+            kept_NCX = torch.rand_like(a_NCX).ge_(dropout).div_(1 - dropout) if dropout > 0 else None
+            used_NCX = a_NCX if kept_NCX is None else a_NCX * kept_NCX
+            used_NCG = _key_layout_zeros(q_NTK[:, chunk.queries], window)
+            _times_mask(used_NCX[..., :window], mask_HX, into=_by_distance(used_NCG))
             out_NCK = torch.bmm(used_NCG, v_NSK[:, chunk.keys])
+            if slot_v_HPK is not None:
+                out_NCK += _per_head(used_NCX[..., window:].to(q_NTK.dtype), slot_v_HPK)
             total_NC1 = None
-            if mask_HW is not None:
-                total_NC1 = (
-                    (_heads(a_NCW, mask_HW) @ mask_HW[:, :, None].to(a_NCW.dtype)).flatten(0, 1).add_(EPSILON)
-                )
+            if mask_HX is not None:
+                total_NC1 = _per_head(a_NCX, mask_HX[:, :, None].to(a_NCX.dtype)).add_(EPSILON)
                 out_NCK = out_NCK.div_(total_NC1)
             out.append(out_NCK)
-            saved += [a_NCW, used_NCG, total_NC1, kept_NCW]
+            saved += [a_NCX, used_NCG, total_NC1, kept_NCX]
         out_NTK = torch.cat(out, dim=1)
-        ctx.save_for_backward(q_NTK, k_NSK, v_NSK, p_WK, mask_HW, out_NTK, *saved)
+        ctx.save_for_backward(q_NTK, k_NSK, v_NSK, p_WK, slot_k_HPK, slot_v_HPK, mask_HX, out_NTK, *saved)
         return out_NTK
 
     @staticmethod
     def backward(ctx: Any, dout_NTK: Tensor) -> tuple[Tensor | None, ...]:
-        q_NTK, k_NSK, v_NSK, p_WK, mask_HW, out_NTK, *saved = ctx.saved_tensors
+        q_NTK, k_NSK, v_NSK, p_WK, slot_k_HPK, slot_v_HPK, mask_HX, out_NTK, *saved = ctx.saved_tensors
+        window = k_NSK.shape[1] - q_NTK.shape[1]
         exact = torch.promote_types(q_NTK.dtype, torch.float32)  # chunks overlap: sums want full precision
-        dk_NSK, dv_NSK = torch.zeros_like(k_NSK, dtype=exact), torch.zeros_like(v_NSK, dtype=exact)
-        dp_WK = None if p_WK is None else torch.zeros_like(p_WK, dtype=exact)
-        dmask_HW = None if mask_HW is None else torch.zeros_like(mask_HW)
+        inputs = (k_NSK, v_NSK, p_WK, slot_k_HPK, slot_v_HPK, mask_HX)
+        sums: list[Any] = [None if x is None else torch.zeros_like(x, dtype=exact) for x in inputs]
+        dk_NSK, dv_NSK, dp_WK, dslot_k_HPK, dslot_v_HPK, dmask_HX = sums
         inner_NT1 = (dout_NTK * out_NTK).sum(-1, keepdim=True, dtype=exact)
         dq = []
         for number, chunk in enumerate(_chunks(q_NTK, k_NSK)):
-            a_NCW, used_NCG, total_NC1, kept_NCW = saved[4 * number : 4 * number + 4]
+            a_NCX, used_NCG, total_NC1, kept_NCX = saved[4 * number : 4 * number + 4]
             q_NCK, k_NGK, v_NGK = q_NTK[:, chunk.queries], k_NSK[:, chunk.keys], v_NSK[:, chunk.keys]
             dout_NCK, inner_NC1 = dout_NTK[:, chunk.queries], inner_NT1[:, chunk.queries]
             if total_NC1 is not None:
                 dout_NCK, inner_NC1 = (dout_NCK / total_NC1).to(q_NTK.dtype), inner_NC1 / total_NC1
 
             dv_NSK[:, chunk.keys] += torch.bmm(used_NCG.mT, dout_NCK)
-            ds_NCW = _by_distance(torch.bmm(dout_NCK, v_NGK.mT)).to(exact)
-            if kept_NCW is not None:
-                ds_NCW = ds_NCW * kept_NCW
-            ds_NCW = (ds_NCW - inner_NC1).mul_(a_NCW)
-            if mask_HW is not None and dmask_HW is not None:
-                ds_BHCW = _heads(ds_NCW, mask_HW)
-                dmask_HW += ds_BHCW.sum((0, 2))
-                ds_BHCW.mul_(mask_HW[:, None])
+            ds_NCX = _by_distance(torch.bmm(dout_NCK, v_NGK.mT)).to(exact)
+            if slot_v_HPK is not None:
+                used_NCP = (a_NCX if kept_NCX is None else a_NCX * kept_NCX)[..., window:].to(q_NTK.dtype)
+                dslot_v_HPK += _sum_per_head(used_NCP, dout_NCK, slot_v_HPK)
+                ds_NCX = torch.cat([ds_NCX, _per_head(dout_NCK, slot_v_HPK.mT).to(exact)], dim=-1)
+            if kept_NCX is not None:
+                ds_NCX = ds_NCX * kept_NCX
+            ds_NCX = (ds_NCX - inner_NC1).mul_(a_NCX)
+            if mask_HX is not None:
+                ds_BHCX = _heads(ds_NCX, mask_HX)
+                dmask_HX += ds_BHCX.sum((0, 2))
+                ds_BHCX.mul_(mask_HX[:, None])
                 # What the softmax takes back, <da, a>, cancels to this; outside the span it is all there is.
-                ds_NCW.addcmul_(a_NCW, inner_NC1, value=-EPSILON)
+                ds_NCX.addcmul_(a_NCX, inner_NC1, value=-EPSILON)
 
-            ds_NCG = _key_layout_zeros(ds_NCW, q_NTK.dtype)
+            ds_NCX = ds_NCX.to(q_NTK.dtype)
+            ds_NCW = ds_NCX[..., :window]
+            ds_NCG = _key_layout_zeros(q_NCK, window)
             _by_distance(ds_NCG).copy_(ds_NCW)
             dk_NSK[:, chunk.keys] += torch.bmm(ds_NCG.mT, q_NCK)
             dq_NCK = torch.bmm(ds_NCG, k_NGK)
             if p_WK is not None:
-                ds_NCW = ds_NCW.to(q_NTK.dtype)
                 dq_NCK += ds_NCW @ p_WK
                 dp_WK += ds_NCW.flatten(0, 1).mT @ q_NCK.flatten(0, 1)
+            if slot_k_HPK is not None:
+                dq_NCK += _per_head(ds_NCX[..., window:], slot_k_HPK)
+                dslot_k_HPK += _sum_per_head(ds_NCX[..., window:], q_NCK, slot_k_HPK)
             dq.append(dq_NCK)
-        dk_NSK, dv_NSK = dk_NSK.to(k_NSK.dtype), dv_NSK.to(v_NSK.dtype)
-        if dp_WK is not None:
-            dp_WK = dp_WK.to(p_WK.dtype)
-        return torch.cat(dq, dim=1), dk_NSK, dv_NSK, dp_WK, dmask_HW, None
+        found = [None if x is None else total.to(x.dtype) for x, total in zip(inputs, sums, strict=True)]
+        return torch.cat(dq, dim=1), *found, None
 
 
-def _softmax(q_NCK: Tensor, k_NGK: Tensor, p_WK: Tensor | None) -> Tensor:
-    content_NCW = _by_distance(torch.bmm(q_NCK, k_NGK.mT))
-    scores_NCW = content_NCW if p_WK is None else (q_NCK @ p_WK.mT).add_(content_NCW)
-    return torch.softmax(scores_NCW, dim=-1, dtype=torch.promote_types(q_NCK.dtype, torch.float32))
+def _softmax(q_NCK: Tensor, k_NGK: Tensor, p_WK: Tensor | None, slot_k_HPK: Tensor | None) -> Tensor:
+    """Over the distances of the window, oldest first, and then the slots."""
+    scores = _by_distance(torch.bmm(q_NCK, k_NGK.mT))
+    if p_WK is not None:
+        scores = (q_NCK @ p_WK.mT).add_(scores)
+    if slot_k_HPK is not None:
+        scores = torch.cat([scores, _per_head(q_NCK, slot_k_HPK.mT)], dim=-1)
+    return torch.softmax(scores, dim=-1, dtype=torch.promote_types(q_NCK.dtype, torch.float32))
 
 
-def _masked(a_NCW: Tensor, mask_HW: Tensor | None, kept_NCW: Tensor | None, *, into: Tensor) -> None:
-    """a times what the mask and dropout leave of it."""
-    if kept_NCW is not None:
-        a_NCW = a_NCW * kept_NCW
-    if mask_HW is None:
+def _times_mask(a_NCW: Tensor, mask_HX: Tensor | None, *, into: Tensor) -> None:
+    if mask_HX is None:
         into.copy_(a_NCW)
     else:
-        torch.mul(_heads(a_NCW, mask_HW), mask_HW[:, None], out=_heads(into, mask_HW))
+        mask_H1W = mask_HX[:, None, : a_NCW.shape[-1]]
+        torch.mul(_heads(a_NCW, mask_HX), mask_H1W, out=_heads(into, mask_HX))
 
 
-def _heads(x_NCW: Tensor, mask_HW: Tensor) -> Tensor:
-    return torch.unflatten(x_NCW, 0, (-1, mask_HW.shape[0]))
+def _heads(x_NCX: Tensor, per_head: Tensor) -> Tensor:
+    """[N, ...] as [B, H, ...], for as many heads as `per_head` has."""
+    return torch.unflatten(x_NCX, 0, (-1, per_head.shape[0]))
+
+
+def _per_head(x_NCX: Tensor, matrices_HXY: Tensor) -> Tensor:
+    """Every head's rows times that head's matrix."""
+    return (_heads(x_NCX, matrices_HXY) @ matrices_HXY).flatten(0, 1)
+
+
+def _sum_per_head(x_NCP: Tensor, y_NCK: Tensor, slots_HPK: Tensor) -> Tensor:
+    """For every head the sum over batch and queries of x times y, [H, P, K]."""
+    x_HBCP, y_HBCK = (_heads(x, slots_HPK).transpose(0, 1).flatten(1, 2) for x in (x_NCP, y_NCK))
+    return torch.bmm(x_HBCP.mT, y_HBCK)

@@ -17,6 +17,7 @@ def span_attention(
     *,
     window: int,
     position_keys_LK: Tensor | None = None,
+    slots: tuple[Tensor, Tensor] | None = None,
     spans_H: Tensor | None = None,
     ramp: int = 1,
     first_distance: int = 1,
@@ -41,6 +42,11 @@ def span_attention(
                     values.append(v)
                     if spans_H is not None:
                         mask.append(((spans_H[h] - i) / ramp + 1).clamp(0, 1))
+                if slots is not None:
+                    for slot_k, slot_v in zip(slots[0][h], slots[1][h], strict=True):
+                        scores.append(q @ slot_k / math.sqrt(width))
+                        values.append(slot_v)
+                        mask.append(torch.ones_like(scores[-1]))
                 weights = torch.softmax(torch.stack(scores), dim=0)
                 if spans_H is not None:
                     weights = weights * torch.stack(mask)

@@ -1,4 +1,4 @@
-"""The adaptive-span transformer against recorded runs of the original code, to the last digit."""
+"""Adaptive span and all-attention against recorded runs of the original code, to the last digit."""
 
 from __future__ import annotations
 

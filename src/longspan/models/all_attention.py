@@ -1,0 +1,45 @@
+"""Augmenting Self-attention with Persistent Memory (Sukhbaatar, Grave, Lample, Jegou, Joulin, 2019).
+
+The all-attention network: layers of attention and nothing else. What the feed-forward block knew is held
+by persistent vectors that every head sees beside the text, in one softmax (section 3):
+
+    out = LN(h + attention(h; text and slots))
+
+Positions, memory and learned spans are those of the adaptive-span transformer.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from longspan.config import AllAttentionConfig
+from longspan.heads import SoftmaxHead
+from longspan.layers.attention import Attention
+from longspan.layers.positions import LearnedDistanceKeys
+from longspan.layers.slots import PersistentSlots
+from longspan.layers.span import build_span
+from longspan.models.stack import Stack
+
+
+def all_attention(config: AllAttentionConfig, vocabulary_size: int) -> Stack:
+    head_width = config.width // config.num_heads
+    positions = LearnedDistanceKeys(config.span.limit, head_width)
+    blocks = [
+        Attention(
+            config.width,
+            config.num_heads,
+            span=build_span(config.span, config.num_heads),
+            positions=positions,
+            slots=PersistentSlots(config.num_heads, config.num_slots, head_width),
+            dropout=config.dropout,
+            norm_first=False,
+        )
+        for _ in range(config.num_layers)
+    ]
+    return Stack(
+        nn.Embedding(vocabulary_size, config.width),
+        blocks,
+        SoftmaxHead(config.width, vocabulary_size),
+        shared={"positions": positions},
+        dropout=config.embedding_dropout,
+    )
