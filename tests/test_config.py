@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -69,9 +70,7 @@ def test_values_that_cannot_be(option: str, text: str, complaint: str) -> None:
     ("option", "text"),
     [
         ("model.dropout", "0"),
-        ("stage.0.adamw-learning-rate", "0"),
         ("stage.0.learning-rate", "0"),
-        ("stage.0.final-fraction", "1"),
         ("training.seed", "9223372036854775807"),
         ("evaluation.max-tokens", "1"),
     ],
@@ -95,6 +94,120 @@ def test_any_value_is_taken_or_refused_in_one_line(option: str, text: str) -> No
     else:
         assert RunConfig.from_toml(config.to_toml().encode(), "itself") == config
     assert len(complaint.splitlines()) == 1
+
+
+class TestStage:
+    """An option that its optimizer or schedule does not heed is refused, not passed over."""
+
+    @pytest.mark.parametrize(
+        ("choice", "option", "value", "default"),
+        [
+            *[(f"optimizer {kind}", "momentum", "0.9", "none") for kind in ("adam", "adamw", "adagrad")],
+            *[(f"optimizer {kind}", "beta1", "0.8", "0.9") for kind in ("sgd", "adagrad")],
+            *[(f"optimizer {kind}", "beta2", "0.95", "0.999") for kind in ("sgd", "adagrad")],
+            *[
+                (f"optimizer {kind}", "adamw_learning_rate", "0", "none")
+                for kind in ("adam", "adamw", "adagrad", "sgd")
+            ],
+            ("optimizer adagrad", "weight_decay", "0.1", "0.0"),
+            ("schedule constant", "final_fraction", "1", "0.0"),
+            ("schedule inverse-sqrt", "final_fraction", "0.1", "0.0"),
+        ],
+    )
+    def test_what_has_no_effect(self, choice: str, option: str, value: str, default: str) -> None:
+        name, chosen = choice.split()
+        with pytest.raises(UserError) as refused:
+            changed(**{f"stage__0__{name}": chosen, f"stage__0__{option}": value})
+        assert str(refused.value).startswith(f"stage.0: {option} has no effect with {choice} (only with ")
+        assert str(refused.value).endswith(f"leave it at its default, {default}")
+        assert "\n" not in str(refused.value)
+        changed(**{f"stage__0__{name}": chosen, f"stage__0__{option}": default})
+
+    @pytest.mark.parametrize(
+        ("choice", "options"),
+        [
+            ("optimizer muon", "momentum beta1 beta2 weight_decay adamw_learning_rate"),
+            ("optimizer sgd", "momentum weight_decay"),
+            ("optimizer adam", "beta1 beta2 weight_decay"),
+            ("optimizer adamw", "beta1 beta2 weight_decay"),
+            ("schedule cosine", "final_fraction"),
+        ],
+    )
+    def test_what_has(self, choice: str, options: str) -> None:
+        name, chosen = choice.split()
+        for option in options.split():
+            stage = changed(**{f"stage__0__{name}": chosen, f"stage__0__{option}": "0.5"}).stage[0]
+            assert getattr(stage, option) == 0.5
+
+    def test_none_takes_back_what_a_recipe_says(self) -> None:
+        """Else nobody could change the optimizer of a recipe from the command line."""
+        typed = recipes.load("quickstart")
+        for name, text in (
+            ("optimizer", "adamw"),
+            ("momentum", "none"),
+            ("adamw-learning-rate", "none"),
+            ("max-seconds", "none"),
+        ):
+            schema.override(typed, f"stage.0.{name}", text)
+        stage = schema.read(RunConfig, typed).stage[0]
+        assert (stage.momentum, stage.adamw_learning_rate, stage.max_seconds) == (None, None, None)
+        with pytest.raises(UserError, match=r"'stage.0.steps' must be a whole number, not 'none'"):
+            changed(stage__0__steps="none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circle:
+    shape: Literal["circle"] = schema.option("circle", help="which shape")
+    radius: float = schema.option(help="how large")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    shape: Literal["box"] = schema.option("box", help="which shape")
+    width: int = schema.option(1, help="how wide")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    figure: Circle | Box = schema.section(Box, help="what is drawn")
+
+
+class TestTagged:
+    """Where a table may be one of several dataclasses, the field they share says which."""
+
+    @pytest.mark.parametrize("figure", [Circle(radius=2.0), Box(width=3), Box()])
+    def test_the_tag_decides(self, figure: Circle | Box) -> None:
+        drawing = Drawing(figure=figure)
+        assert schema.read(Drawing, schema.write(drawing)) == drawing
+
+    def test_without_a_tag_it_is_the_first(self) -> None:
+        assert schema.read(Drawing, {"figure": {"radius": 2.0}}) == Drawing(figure=Circle(radius=2.0))
+
+    def test_values_may_be_typed(self) -> None:
+        typed: dict[str, Any] = {}
+        schema.override(typed, "figure.shape", "circle")
+        schema.override(typed, "figure.radius", "4")
+        assert schema.read(Drawing, typed) == Drawing(figure=Circle(radius=4.0))
+
+    @pytest.mark.parametrize(
+        ("figure", "complaint"),
+        [
+            (7, "'figure' must be a table of options, not 7"),
+            (
+                {"shape": "cirkle"},
+                "'figure.shape' must be one of circle, box, not 'cirkle'; did you mean 'circle'?",
+            ),
+            ({"shape": ["box"]}, "'figure.shape' must be one of circle, box, not ['box']"),
+            ({"shape": "box", "radius": 1.0}, "unknown key 'figure.radius'"),
+            ({"shape": "circle"}, "'figure.radius' is missing: how large"),
+            ({"shape": "circle", "radius": "wide"}, "'figure.radius' must be a number, not 'wide'"),
+        ],
+    )
+    def test_mistakes_are_one_line(self, figure: Any, complaint: str) -> None:
+        with pytest.raises(UserError) as refused:
+            schema.read(Drawing, {"figure": figure})
+        assert str(refused.value).startswith(complaint)
+        assert "\n" not in str(refused.value)
 
 
 class TestTyped:
@@ -123,7 +236,9 @@ class TestTyped:
 
 
 def test_a_configuration_survives_its_file() -> None:
-    config = RunConfig(name="größer", stage=(StageConfig(steps=1, learning_rate=0.5, momentum=0.0),))
+    config = RunConfig(
+        name="größer", stage=(StageConfig(steps=1, learning_rate=0.5, optimizer="sgd", momentum=0.0),)
+    )
     assert RunConfig.from_toml(config.to_toml().encode(), "itself") == config
 
 

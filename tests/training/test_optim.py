@@ -168,7 +168,8 @@ class TestMemories:
     )
     def test_they_go_from_optimizer_to_optimizer_by_name(self, kind: Any, kept: set[str]) -> None:
         model = TinyModel()
-        settings = stage(optimizer=kind, learning_rate=0.01, momentum=0.9)
+        momentum = {"momentum": 0.9} if kind in ("sgd", "muon") else {}
+        settings = stage(optimizer=kind, learning_rate=0.01, **momentum)
 
         def step(optimizers: list[torch.optim.Optimizer]) -> None:
             for p in model.parameters():
@@ -182,7 +183,7 @@ class TestMemories:
         assert {name.rpartition(".")[2] for name in remembered} == kept
         assert {name.rpartition(".")[0] for name in remembered} == dict(model.named_parameters()).keys()
 
-        new = build_optimizers(model, stage(optimizer=kind, learning_rate=0.001, momentum=0.9))
+        new = build_optimizers(model, stage(optimizer=kind, learning_rate=0.001, **momentum))
         restore_memories(model, new, remembered)
         again = memories(model, new)
         assert all(torch.equal(again[name], tensor) for name, tensor in remembered.items())

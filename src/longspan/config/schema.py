@@ -97,7 +97,7 @@ def override(table: dict[str, Any], name: str, text: str) -> None:
     """Set one value in a TOML table from a command-line option such as `model.num-layers` and `4`.
 
     A number in the path picks an entry of a list: `stage.0.steps`. Where `read` finds an option that takes
-    text, `1984` and `true` stay text; elsewhere they are TOML.
+    text, `1984` and `true` stay text; elsewhere they are TOML, and `none` takes back what a recipe says.
     """
     *path, last = name.replace("-", "_").split(".")
     here: Any = table
@@ -111,6 +111,8 @@ def override(table: dict[str, Any], name: str, text: str) -> None:
 def _convert(hint: Any, value: Any, where: str) -> Any:
     if isinstance(value, _Typed):
         value = str(value) if _takes_text(hint) else _as_toml(value)
+        if value == "none" and type(None) in typing.get_args(hint):
+            return None
     if hint is Any:
         return value
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -153,17 +155,21 @@ def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
 
 
 def _convert_tagged(choices: Sequence[Any], value: Any, where: str) -> Any:
-    """Several dataclasses share a field; its `Literal` type in each says which one is meant."""
+    """Several dataclasses share a field; its `Literal` type in each says which one is meant.
+
+    Where the field is not given, it is the first.
+    """
     tag = dataclasses.fields(choices[0])[0].name
     by_tag = {typing.get_args(typing.get_type_hints(choice)[tag])[0]: choice for choice in choices}
-    if not isinstance(value, Mapping) or tag not in value:
-        raise UserError(f"'{dotted(where, tag)}' is missing: one of {', '.join(by_tag)}")
-    if value[tag] not in list(by_tag):
-        hint = nearest(str(value[tag]), by_tag)
+    if not isinstance(value, Mapping):
+        raise UserError(f"'{where}' must be a table of options, not {shown(value)}")
+    chosen = value.get(tag, next(iter(by_tag)))
+    if chosen not in list(by_tag):
+        hint = nearest(str(chosen), by_tag)
         raise UserError(
-            f"'{dotted(where, tag)}' must be one of {', '.join(by_tag)}, not {shown(value[tag])}{hint}"
+            f"'{dotted(where, tag)}' must be one of {', '.join(by_tag)}, not {shown(chosen)}{hint}"
         )
-    return read(by_tag[value[tag]], value, where)
+    return read(by_tag[chosen], value, where)
 
 
 def _takes_text(hint: Any) -> bool:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from longspan.config.schema import option
+from longspan.config.words import shown
+
+# Options that only some choices heed; with the others they must stay as they are.
+_HEEDED_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "momentum": ("optimizer", ("sgd", "muon")),
+    "beta1": ("optimizer", ("adam", "adamw", "muon")),
+    "beta2": ("optimizer", ("adam", "adamw", "muon")),
+    "weight_decay": ("optimizer", ("adam", "adamw", "sgd", "muon")),
+    "adamw_learning_rate": ("optimizer", ("muon",)),
+    "final_fraction": ("schedule", ("cosine",)),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +66,14 @@ class StageConfig:
                 raise ValueError(f"{name} must be at least 0 and below 1")
         if not 0.0 <= self.final_fraction <= 1.0:
             raise ValueError("final_fraction must lie between 0 and 1")
-        if self.optimizer == "adagrad" and self.weight_decay > 0:
-            raise ValueError("adagrad has no weight_decay; use adamw")
+        defaults = {field.name: field.default for field in fields(self)}
+        for name, (choice, heeding) in _HEEDED_BY.items():
+            chosen = getattr(self, choice)
+            if chosen not in heeding and getattr(self, name) != defaults[name]:
+                raise ValueError(
+                    f"{name} has no effect with {choice} {chosen} (only with {', '.join(heeding)}): "
+                    f"leave it at its default, {shown(defaults[name])}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +90,9 @@ class TrainingConfig:
     )
     micro_batches: int = option(1, help="run the batch in this many pieces: less memory, same gradients")
     precision: Literal["float32", "bf16", "fp16"] = option("float32", help="arithmetic of the forward pass")
-    compile: bool = option(False, help="compile with torch.compile all of the model but attention, whose shapes follow the spans")
+    compile: bool = option(
+        False, help="compile with torch.compile all of the model but attention, whose shapes follow the spans"
+    )
     device: str = option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one")
     seed: int = option(1, help="seed of initial weights, dropout and block lengths")
     log_every: int = option(50, help="steps between two lines of metrics")

@@ -14,7 +14,7 @@ def dotted(where: str, name: str) -> str:
 
 def shown(value: Any) -> str:
     """A value as a user would write it, on one line."""
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+    return str(value).lower() if value is None or isinstance(value, bool) else repr(value)
 
 
 def type_name(hint: Any) -> str:
