@@ -105,13 +105,28 @@ def load(
     folder = RunFolder.open(Path(run))
     config = _overridden(folder.config, overrides or {})
     tokenizer = folder.tokenizer()
-    path = folder.checkpoint(which)
+    path = _checkpoint(folder, which)
     weights = checkpoint.load(path).below("model")
     model = build(config.model, tokenizer.vocabulary_size)
     _check_fit(model, weights, path)
     model.load_state_dict(weights)
     target = pick_device(device)
     return LoadedModel(model.to(target).eval(), tokenizer, config, target)
+
+
+def _checkpoint(folder: RunFolder, which: Literal["best", "last"]) -> Path:
+    path = folder.checkpoint(which)
+    other: Literal["best", "last"] = "last" if which == "best" else "best"
+    if path.is_file():
+        return path
+    if folder.checkpoint(other).is_file():
+        raise UserError(
+            f'there is no checkpoint {path}; use --checkpoint {other} (in Python: which="{other}")'
+        )
+    raise UserError(
+        f"there is no checkpoint {path}: the run has saved nothing yet; "
+        f"go on with 'longspan train --resume {folder.path}'"
+    )
 
 
 def _overridden(config: RunConfig, overrides: Mapping[str, str | int | float | bool]) -> RunConfig:

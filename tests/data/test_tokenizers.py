@@ -240,6 +240,15 @@ def test_too_few_pieces_for_sentencepiece_is_one_line(tmp_path):
             corpus_of(tmp_path, train=TEXT.encode()),
         )
     assert "\n" not in str(caught.value)
+    reason = str(caught.value).partition(": ")[2]
+    assert reason.startswith("Vocabulary size is smaller than required_chars. 260 vs ")
+
+
+def test_sentencepiece_that_gives_no_reason_but_its_source_is_one_line_too(tmp_path):
+    with pytest.raises(UserError, match=r"could not learn 300 pieces from .*: it does not say why$"):
+        fit_tokenizer(
+            TokenizerConfig(kind="sentencepiece", vocabulary_size=300), corpus_of(tmp_path, train=b"\n\n")
+        )
 
 
 def test_a_damaged_or_missing_tokenizer_is_named(tmp_path):

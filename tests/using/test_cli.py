@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +15,11 @@ import pytest
 import torch
 
 from longspan import __version__, recipes
-from longspan.cli import COMMANDS, generate, main
+from longspan.cli import COMMANDS, figures, generate, main
+from longspan.data import Tokenizer
+from longspan.data.tokenizers.byte import ByteTokenizer
 from longspan.data.tokenizers.character import CharacterTokenizer
+from longspan.data.tokenizers.word import WordTokenizer
 from longspan.runs import RunFolder
 from tests.using.tiny import run_folder, tiny_model
 
@@ -87,6 +92,17 @@ def test_dotted_options_are_for_commands_that_take_them(capsys: pytest.CaptureFi
     assert "unknown option '--model.width'" in complaint(capsys, "generate", "run", "--model.width", "8")
 
 
+def test_options_of_a_recipe_are_dotted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint(capsys, "train", "--model", "small") == (
+        "longspan: unknown option '--model': options of a recipe are dotted, such as --model.architecture "
+        "('longspan train --help' lists them)\n"
+    )
+    assert "such as --model.num-layers (" in complaint(capsys, "train", "--num-layers=4")
+    assert "such as --model.span.limit (" in complaint(capsys, "eval", "run", "--limit", "4")
+    assert "dotted" not in complaint(capsys, "generate", "run", "--model", "small")
+    assert "did you mean '--resume'?" in complaint(capsys, "train", "--resum", "x")
+
+
 @pytest.mark.parametrize("command", ["eval", "generate", "spans"])
 def test_run_folders_that_are_none(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"there is no run folder {tmp_path / 'nowhere'}" in complaint(
@@ -106,7 +122,13 @@ def test_checkpoints_that_are_no_good(
     path.write_bytes(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
     assert str(path) in complaint(capsys, command, run.path)
     path.unlink()
-    assert f"there is no checkpoint {path}" in complaint(capsys, command, run.path)
+    hint = f'there is no checkpoint {path}; use --checkpoint last (in Python: which="last")\n'
+    assert complaint(capsys, command, run.path).endswith(hint)
+    assert main([command, str(run.path), "--checkpoint", "last"]) == 0
+    run.checkpoint("last").unlink()
+    nothing = f"the run has saved nothing yet; go on with 'longspan train --resume {run.path}'\n"
+    assert complaint(capsys, command, run.path).endswith(nothing)
+    assert complaint(capsys, command, run.path, "--checkpoint", "last").endswith(nothing)
 
 
 def test_a_prompt_the_vocabulary_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,6 +170,71 @@ def test_eval_reports_figures_with_their_counts(run: RunFolder, capsys: pytest.C
     assert rows["perplexity per token"] == f"{found['perplexity']:,.3f}"
     assert rows["tokens scored"] == f"{found['tokens']:,}"
     assert rows["tokens skipped"] == "1 (the first token has nothing before it)"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "notes"),
+    [
+        (
+            WordTokenizer(["<eos>", "line", "of", "a", "small", "<unk>"]),
+            [
+                "{unknown:,} of {tokens:,} tokens are <unk>: bits per byte counts their text but not what it "
+                "would take to tell it"
+            ],
+        ),
+        (
+            ByteTokenizer(lowercase=True),
+            ["the text is in lower case: bits per byte does not count what upper case would take"],
+        ),
+        (ByteTokenizer(), []),
+    ],
+)
+def test_eval_says_what_a_tokenizer_has_lost(
+    tokenizer: Tokenizer, notes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "text.txt"
+    corpus.write_text(TEXT, encoding="utf-8")
+    run = run_folder(tmp_path / "run", tokenizer, corpus=str(corpus))
+    assert main(["eval", str(run.path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main(["eval", str(run.path)]) == 0
+    out, err = capsys.readouterr()
+    rows = [line.split("  ", 1) for line in out.splitlines()[2:]]
+    assert [value.strip() for name, value in rows if name == "note"] == [n.format(**found) for n in notes]
+    assert "has changed" not in err
+
+
+def test_eval_warns_of_text_that_has_changed(
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "text.txt"
+    warning = (
+        f"longspan: the text of {corpus} has changed since the run began: "
+        "its test split may hold text that the model was trained on"
+    )
+
+    def said(*options: str) -> list[str]:
+        assert main(["eval", str(run.path), "--max-tokens", "20", "--json", *options]) == 0
+        out, err = capsys.readouterr()
+        assert json.loads(out)["tokens"] == 20
+        return [line for line in err.splitlines() if "has changed" in line]
+
+    assert said() == []
+    corpus.write_text("one more line\n" + TEXT, encoding="utf-8")
+    assert said() == [warning]
+    assert said("--split", "train") == []
+    assert said("--data", str(corpus)) == []  # somebody chose this text
+
+
+def test_absurd_perplexities_are_short() -> None:
+    shown = [figures.perplexity(value) for value in (1.5, 1234.5678, 3.08456e30, math.inf)]
+    assert shown == ["1.500", "1,234.568", "3.08e+30", "inf"]
+
+
+def test_eval_shows_absurd_perplexities_in_short(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run.path)]) == 0  # untrained: 8 bits for each byte of a word
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "perplexity per word" in line]
+    assert re.fullmatch(r"perplexity per word +\d\.\d\de\+\d\d", line)
 
 
 def test_eval_takes_other_text_and_other_settings(
@@ -206,6 +293,8 @@ def test_recipes_are_listed_with_their_size_and_printed(capsys: pytest.CaptureFi
     assert all(f"{name}: " in listed for name in recipes.names())
     assert "6.5M parameters, 150,000 steps on enwik8" in listed
     assert "38.5M parameters, 600,000 steps on enwik8" in listed
+    assert "150,000 steps + 20,000 steps on enwik8" in listed
+    assert "1,500 steps or 100 s on python" in listed
     assert "38.4M parameters, 900,000 steps on text8" in listed  # 28 symbols; bytes would make it 38.6M
     assert main(["recipes", "enwik8-small"]) == 0
     printed = capsys.readouterr().out

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from longspan.config import DataConfig, EvaluationConfig, TokenizerConfig
 from longspan.data import TokenizedCorpus, prepare
 from longspan.data.tokenizers.byte import ByteTokenizer
+from longspan.data.tokenizers.word import WordTokenizer
 from longspan.errors import UserError
 from longspan.evaluation import Score, evaluate
 from longspan.evaluation.measure import Extent, scored_text
@@ -238,6 +239,24 @@ def test_a_perplexity_per_word_is_that_of_a_model_of_words(tmp_path: Path) -> No
     )
     assert score.words == pytest.approx(score.tokens, abs=1)
     assert math.log(score.perplexity_per_word) == pytest.approx(score.loss, rel=0.01)
+
+
+@pytest.mark.parametrize("max_tokens", [None, 4])
+def test_unknown_words_are_counted_where_they_are_scored(tmp_path: Path, max_tokens: int | None) -> None:
+    """The first token is never scored, unknown or not."""
+    tokenizer = WordTokenizer(["<eos>", "a", "b", "<unk>"])
+    file = token_file(tmp_path, b"c a d b\nd d a\n", tokenizer)
+    score = evaluate(
+        tiny_model(tokenizer.vocabulary_size),
+        file,
+        tokenizer=tokenizer,
+        config=EvaluationConfig(batch_size=2),
+        block_length=3,
+        max_tokens=max_tokens,
+        device="cpu",
+    )
+    assert (score.tokens, score.unknown) == ((8, 3) if max_tokens is None else (4, 1))
+    assert measure(tiny_model(), token_file(tmp_path, b"<unk> <unk>")).unknown == 0
 
 
 def test_bytes_skipped_between_rows_are_not_counted(tmp_path: Path) -> None:

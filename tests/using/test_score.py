@@ -17,6 +17,7 @@ SCORE = Score(
     bytes=40,
     characters=32,
     words=10,
+    unknown=3,
     skipped=1,
     skipped_because="the first token has nothing before it",
     protocol="every-token",
@@ -53,9 +54,12 @@ def test_a_scrap_of_text_has_no_figure_per_word_or_character() -> None:
 def test_figures_are_all_there_is_and_json() -> None:
     figures = SCORE.figures()
     assert json.loads(json.dumps(figures, allow_nan=False)) == figures
-    assert {name: figures[name] for name in ("nats", "words", "protocol", "bits_per_byte", "loss")} == {
+    assert {
+        name: figures[name] for name in ("nats", "words", "unknown", "protocol", "bits_per_byte", "loss")
+    } == {
         "nats": SCORE.nats,
         "words": 10,
+        "unknown": 3,
         "protocol": "every-token",
         "bits_per_byte": SCORE.bits_per_byte,
         "loss": SCORE.loss,

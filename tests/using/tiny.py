@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from longspan.config import AdaptiveSpanConfig, DataConfig, RunConfig, SpanConfig, TokenizerConfig
-from longspan.data import TokenFile, Tokenizer
+from longspan.data import TokenFile, Tokenizer, corpora
+from longspan.data.preparation import fingerprint
 from longspan.data.token_file import write_token_file
 from longspan.data.tokenizers.byte import ByteTokenizer
 from longspan.models import LanguageModel, build
@@ -36,9 +37,13 @@ def run_folder(path: Path, tokenizer: Tokenizer | None = None, corpus: str = "py
     config = RunConfig(
         name="tiny",
         model=MODEL,
-        data=DataConfig(corpus=corpus, tokenizer=TokenizerConfig(kind=tokenizer.kind)),
+        data=DataConfig(
+            corpus=corpus,
+            tokenizer=TokenizerConfig(kind=tokenizer.kind, lowercase=tokenizer.lowercase),  # type: ignore[arg-type]
+        ),
     )
-    run = RunFolder.create(path, config, tokenizer, "of no corpus")
+    text = corpora.find(corpus, lambda line: None)
+    run = RunFolder.create(path, config, tokenizer, fingerprint(text, config.data.tokenizer))
     model = tiny_model(tokenizer.vocabulary_size)
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for which in ("best", "last"):

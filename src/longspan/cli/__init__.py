@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from longspan.cli import data, eval, generate, recipes, spans, train
+from longspan.config import RunConfig
+from longspan.config.reference import documented
 from longspan.errors import UserError, nearest
 from longspan.version import VERSION
 
@@ -70,10 +72,12 @@ def _run(argv: list[str]) -> None:
         raise UserError(f"unknown command '{argv[0]}'{nearest(argv[0], COMMANDS)} (see 'longspan --help')")
     plain, dotted = _set_dotted_apart(argv)
     args, surplus = parser.parse_known_args(plain)
-    if not getattr(args, "accepts_overrides", False):
+    accepts_overrides = getattr(args, "accepts_overrides", False)
+    if not accepts_overrides:
         surplus, dotted = surplus + dotted, []
     if surplus:
-        raise UserError(_complaint(subparsers.choices.get(args.command, parser), surplus[0]))
+        command = subparsers.choices.get(args.command, parser)
+        raise UserError(_complaint(command, surplus[0], accepts_overrides))
     if args.command is None:
         parser.print_help()
         return
@@ -100,13 +104,25 @@ def _set_dotted_apart(argv: list[str]) -> tuple[list[str], list[str]]:
     return plain, dotted
 
 
-def _complaint(parser: argparse.ArgumentParser, word: str) -> str:
+def _complaint(parser: argparse.ArgumentParser, word: str, accepts_overrides: bool) -> str:
     where = f"(see '{parser.prog} --help')"
     if not word.startswith("-"):
         return f"'{word}' is one argument too many {where}"
     option = word.partition("=")[0]
+    example = _dotted_option(option[2:]) if accepts_overrides else None
+    if example is not None:
+        return (
+            f"unknown option '{option}': options of a recipe are dotted, such as --{example} "
+            "('longspan train --help' lists them)"
+        )
     known = re.findall(r"--[\w-]+", parser.format_usage())
     return f"unknown option '{option}'{nearest(option, known)} {where}"
+
+
+def _dotted_option(part: str) -> str | None:
+    """An option that has `part` between its dots: `model.num-layers` for `num-layers`, or one of `model`."""
+    names = (option.name.replace("_", "-") for option in documented(RunConfig))
+    return next((name for name in names if "." in name and part in name.split(".")), None)
 
 
 class _OneLineParser(argparse.ArgumentParser):

@@ -7,9 +7,11 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longspan.cli.console import say
+from longspan.cli.figures import lost_text, perplexity
 from longspan.cli.overrides import split_overrides
 from longspan.errors import UserError
 from longspan.progress import every_tenth
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 # --protocol is short for --evaluation.protocol, and so on.
 SHORT = ("protocol", "batch_size", "block_length", "max_tokens")
+HELD_OUT = ("valid", "test")
 MAX_TOKENS = "evaluation.max_tokens"  # the run's own limit saves time while it trains, and is no limit here
 
 
@@ -43,12 +46,18 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from longspan.evaluation import evaluate, held_out
+    from longspan.evaluation import evaluate, has_changed, held_out
     from longspan.language_model import load
+    from longspan.runs import RunFolder
 
     overrides = _overrides(args)
     lm = load(args.folder, args.checkpoint, args.device, overrides)
     corpus = args.data or lm.config.data.corpus
+    if not args.data and args.split in HELD_OUT and has_changed(RunFolder.open(Path(args.folder)), say):
+        say(
+            f"longspan: the text of {corpus} has changed since the run began: "
+            f"its {args.split} split may hold text that the model was trained on"
+        )
     with held_out(corpus, args.split, lm.tokenizer, say) as token_file, _progress() as progress:
         score = evaluate(
             lm.model,
@@ -61,7 +70,10 @@ def run(args: argparse.Namespace) -> None:
             progress=progress,
         )
     where = {"run": args.folder, "checkpoint": args.checkpoint, "corpus": corpus, "split": args.split}
-    print(json.dumps(where | score.figures(), indent=2) if args.json else _as_text(score, where))
+    if args.json:
+        print(json.dumps(where | score.figures(), indent=2))
+    else:
+        print(_as_text(score, where, lost_text(lm.tokenizer, [(score.unknown, score.tokens)])))
 
 
 def _overrides(args: argparse.Namespace) -> dict[str, str]:
@@ -84,13 +96,13 @@ def _overrides(args: argparse.Namespace) -> dict[str, str]:
     return overrides
 
 
-def _as_text(score: Score, where: dict[str, str]) -> str:
+def _as_text(score: Score, where: dict[str, str], notes: list[str]) -> str:
     rows = [
         ("bits per byte", f"{score.bits_per_byte:.4f}"),
         ("bits per character", f"{score.bits_per_character:.4f}"),
         ("bits per token", f"{score.bits_per_token:.4f}"),
-        ("perplexity per token", f"{score.perplexity:,.3f}"),
-        ("perplexity per word", f"{score.perplexity_per_word:,.3f}"),
+        ("perplexity per token", perplexity(score.perplexity)),
+        ("perplexity per word", perplexity(score.perplexity_per_word)),
         ("loss", f"{score.loss:.4f} nats per token"),
         ("tokens scored", f"{score.tokens:,}"),
         ("tokens skipped", f"{score.skipped:,} ({score.skipped_because})"),
@@ -101,6 +113,7 @@ def _as_text(score: Score, where: dict[str, str]) -> str:
     ]
     if score.divisor != score.tokens:
         rows.append(("", f"per token means per {score.divisor:,}, as this protocol counts"))
+    rows.extend(("note", note) for note in notes)
     title = "{run} ({checkpoint} checkpoint) on the {split} split of {corpus}".format(**where)
     return "\n".join([title, "", *(f"{name:<22}{value}" for name, value in rows)])
 

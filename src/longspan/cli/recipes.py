@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from longspan import recipes
-from longspan.config import DataConfig, ModelConfig, RunConfig, schema
+from longspan.config import DataConfig, ModelConfig, RunConfig, StageConfig, schema
 
 BYTES = 256
 # What the text decides, for texts that never change: the bytes in them, and the end of a line.
@@ -32,14 +32,19 @@ def run(args: argparse.Namespace) -> None:
 
 def _summary(name: str) -> str:
     config = schema.read(RunConfig, recipes.load(name))
-    steps = " + ".join(f"{stage.steps:,}" for stage in config.stage)
+    steps = " + ".join(_length(stage) for stage in config.stage)
     known = _vocabulary_size(config.data)
     millions = _num_parameters(config.model, known or BYTES) / 1e6
     size = f"{millions:.1f}M parameters" + ("" if known else f" (with a vocabulary of {BYTES})")
-    lines = [f"{name}: {config.description}", f"  {size}, {steps} steps on {config.data.corpus}"]
+    lines = [f"{name}: {config.description}", f"  {size}, {steps} on {config.data.corpus}"]
     if config.expected:
         lines.append(f"  expected: {', '.join(_expectation(*item) for item in config.expected.items())}")
     return "\n".join(lines)
+
+
+def _length(stage: StageConfig) -> str:
+    limit = f" or {stage.max_seconds:g} s" if stage.max_seconds else ""
+    return f"{stage.steps:,} steps{limit}"
 
 
 def _expectation(key: str, value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from longspan import recipes
 from longspan.cli import spans
+from longspan.cli.figures import lost_text
 from longspan.cli.overrides import apply, split_overrides
 from longspan.config import RunConfig
 from longspan.config.reference import documented
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from longspan.runs import RunFolder
 
 SAMPLE_TOKENS = 300
+SCORED = ("valid", "test")
 
 
 def register(subparsers: Any) -> None:
@@ -40,7 +43,7 @@ def register(subparsers: Any) -> None:
         help=f"a name from 'longspan recipes' or a TOML file (default: {recipes.DEFAULT})",
     )
     parser.add_argument("--data", metavar="CORPUS", help="a named corpus, a text file or a folder")
-    parser.add_argument("--name", help="what the run folder is called (default: the recipe's name)")
+    parser.add_argument("--name", help="name of the run (default: that of --out, else the recipe's)")
     parser.add_argument("--out", metavar="RUN", help="the new run folder (default: runs/ and the name)")
     parser.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped")
     parser.set_defaults(run=run, accepts_overrides=True)
@@ -63,6 +66,8 @@ def _configuration(args: argparse.Namespace) -> RunConfig:
         override(table, "data.corpus", args.data)
     if args.name is not None:
         override(table, "name", args.name)
+    elif args.out is not None:
+        override(table, "name", os.path.basename(os.path.abspath(args.out)))
     apply(table, split_overrides(args.overrides))
     return read(RunConfig, table)
 
@@ -93,15 +98,18 @@ def _show(folder: RunFolder) -> None:
 
     final = folder.final()
     assert final is not None
+    lm = load(folder.path)
     print(f"\nrun folder     {folder.path}")
-    for split in ("valid", "test"):
+    for split in SCORED:
         score = final[split]
         print(
             f"bits per byte  {score['bits_per_byte']:.4f} on the {split} split "
             f"({score['tokens']:,} tokens, {score['bytes']:,} bytes; weights of step {final['step']:,})"
         )
+    counts = [(final[split]["unknown"], final[split]["tokens"]) for split in SCORED]
+    for note in lost_text(lm.tokenizer, counts):
+        print(f"note           {note}")
     print("\na sample:\n")
-    lm = load(folder.path)
     for piece in lm.stream(tokens=SAMPLE_TOKENS, seed=folder.config.training.seed):
         print(piece, end="", flush=True)
     print("\n")
@@ -113,5 +121,5 @@ def _option_lines() -> Iterator[str]:
     for option in documented(RunConfig):
         name = option.name.replace("_", "-")
         if "." in name:
-            default = "" if option.default in ("None", "required") else f"; default: {option.default}"
+            default = "" if option.default in ("none", "required") else f"; default: {option.default}"
             yield f"  --{name}\n      {option.help} ({option.type}{default})"

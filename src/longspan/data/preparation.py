@@ -55,23 +55,21 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quie
     for split in SPLITS:
         if corpus.size(split) == 0:
             raise UserError(f"the {split} split of {corpus.name} is empty: a corpus needs text in all three")
-    fingerprint = _fingerprint(corpus, config)
-    folder = home() / "tokens" / f"{corpus.name[:40]}-{fingerprint}"
+    identity = fingerprint(corpus, config)
+    folder = home() / "tokens" / f"{corpus.name[:40]}-{identity}"
     found = _open(folder)
     if found is not None:
         return found
     if folder.exists():
         progress(f"{folder} is incomplete: preparing it again")
         shutil.rmtree(folder, ignore_errors=True)  # another process may be at it too
-    _write(folder, corpus, config, fingerprint, progress)
+    _write(folder, corpus, config, identity, progress)
     written = _open(folder)
     assert written is not None
     return written
 
 
-def _write(
-    folder: Path, corpus: Corpus, config: TokenizerConfig, fingerprint: str, progress: Progress
-) -> None:
+def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, identity: str, progress: Progress) -> None:
     total = sum(corpus.size(split) for split in SPLITS)
     progress(f"preparing {corpus.name}: {total / 1e6:.1f} MB, {config.kind} tokens")
     tokenizer = fit_tokenizer(config, corpus)
@@ -82,7 +80,7 @@ def _write(
             token_file = write_token_file(partial / f"{split}.tokens", tokenizer, corpus.read(split))
             facts[split] = token_file.facts()
             progress(f"preparing {corpus.name}: {split} has {len(token_file):,} tokens")
-        about = {"name": corpus.name, "fingerprint": fingerprint, "settings": asdict(config), "splits": facts}
+        about = {"name": corpus.name, "fingerprint": identity, "settings": asdict(config), "splits": facts}
         (partial / _FACTS).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
@@ -101,7 +99,7 @@ def _open(folder: Path) -> TokenizedCorpus | None:
     return TokenizedCorpus(about["name"], about["fingerprint"], tokenizer, splits, folder)
 
 
-def _fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
+def fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
     """A hash of everything the tokens depend on: the text of each split and the settings."""
     return _digest(
         {

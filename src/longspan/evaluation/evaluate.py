@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longspan.evaluation.measure import scored_text
+from longspan.evaluation.measure import scored_text, scored_unknown
 from longspan.evaluation.protocols import PROTOCOLS, Walk
 from longspan.evaluation.score import Score
 
@@ -50,6 +50,7 @@ def evaluate(
         bytes=text.bytes,
         characters=text.characters,
         words=text.words,
+        unknown=scored_unknown(token_file, tokenizer, walk),
         skipped=len(token_file) - walk.tokens,
         skipped_because=walk.skipped_because + (f"; {beyond:,} lie beyond the limit" if beyond else ""),
         protocol=config.protocol,

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from longspan.data import TokenFile, Tokenizer, corpora
 from longspan.data.corpus import SPLITS
+from longspan.data.preparation import fingerprint
 from longspan.data.token_file import write_token_file
 from longspan.errors import UserError, nearest
+from longspan.runs import RunFolder
 
 
 @contextmanager
@@ -27,3 +29,12 @@ def held_out(
     text = corpora.find(corpus, progress)
     with tempfile.TemporaryDirectory(prefix="longspan-") as folder:
         yield write_token_file(Path(folder) / f"{split}.tokens", tokenizer, text.read(split))
+
+
+def has_changed(run: RunFolder, progress: Callable[[str], None]) -> bool:
+    """Whether the run's corpus is no longer the one it was trained on, so that its splits may be others.
+
+    Cheap: the text is read only if its files look different from when they were last seen.
+    """
+    data = run.config.data
+    return fingerprint(corpora.find(data.corpus, progress), data.tokenizer) != run.fingerprint

@@ -11,8 +11,10 @@ from typing import Any
 class Score:
     """Nats over the scored tokens, and the denominators that turn them into the usual figures.
 
-    `bytes`, `characters` and `words` measure the raw text that the scored tokens stand for, so figures over
-    them can be compared across tokenizers; a word is what whitespace separates, and so is the end of a line.
+    `bytes`, `characters` and `words` measure the raw text that the scored tokens stand for; a word is what
+    whitespace separates, and so is the end of a line. Figures over them can be compared across tokenizers
+    that lose nothing. Where text is lost, in lower case or in the `unknown` tokens that are `<unk>`, they
+    come out too low: the text counts, but the model does not have to tell it.
     `divisor` is what the protocol divides by: the number of tokens scored, except under `sha-rnn`.
     A figure beyond the range of numbers is infinite.
     """
@@ -23,6 +25,7 @@ class Score:
     bytes: int
     characters: int
     words: int
+    unknown: int
     skipped: int
     skipped_because: str
     protocol: str

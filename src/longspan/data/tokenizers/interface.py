@@ -52,6 +52,8 @@ class Tokenizer(ABC):
 
     form: ClassVar[str]  # which class reads the saved settings again
     kind: str  # as the configuration calls it
+    lowercase: bool = False  # whether upper case is lost
+    unknown_id: int | None = None  # the token that stands for whatever the vocabulary lacks
 
     @property
     @abstractmethod

@@ -8,6 +8,7 @@ A newline is a piece of its own, and pieces never cross lines.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -25,6 +26,7 @@ from longspan.errors import UserError
 _MODEL = "sentencepiece.model"
 _SAMPLE_BYTES = 32 << 20  # the trainer holds its text in memory: from longer texts it gets every n-th line
 _LONGEST = 4096  # characters of a line the trainer takes at once
+_SOURCE = re.compile(r"^.*\.cc\(\d+\) \[.*\] ?")  # where in its C++ an error was noticed, and by which test
 _BLANK = "\u2581"  # how SentencePiece writes a blank
 
 
@@ -60,7 +62,7 @@ class SentencePieceTokenizer(Tokenizer):
                 minloglevel=2,
             )
         except RuntimeError as problem:
-            reason = " ".join(str(problem).split())
+            reason = _SOURCE.sub("", " ".join(str(problem).split())) or "it does not say why"
             raise UserError(
                 f"sentencepiece could not learn {config.vocabulary_size} pieces from {corpus.name}: {reason}"
             ) from None

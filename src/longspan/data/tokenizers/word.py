@@ -29,6 +29,7 @@ class WordTokenizer(Tokenizer):
         self.unknown = unknown
         ids = {word: index for index, word in enumerate(words)}
         self._ids = _WithUnknown(ids) if unknown else ids
+        self.unknown_id = ids[UNKNOWN] if unknown else None
 
     @staticmethod
     def fit(config: TokenizerConfig, corpus: Corpus) -> WordTokenizer:
