@@ -129,6 +129,35 @@ def test_a_name_and_a_corpus_that_reads_like_a_number(recipe: str, text: Path) -
     assert (config.name, config.data.corpus) == ("2024", str(Path("1984").absolute()))
 
 
+def test_the_folder_names_the_run_unless_it_has_a_name(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = ["--stage.0.steps", "2", "--stage.1.steps", "1"]
+    assert main(["train", recipe, "--out", "elsewhere/mine/", *quick]) == 0
+    shown = capsys.readouterr().out
+    assert "\nmine: " in shown
+    assert "Learned spans of mine after step 3" in shown
+    assert "note " not in shown
+    assert main(["train", recipe, "--out", "other", "--name", "yours", *quick]) == 0
+    assert "\nyours: " in f"\n{capsys.readouterr().out}"
+    assert RunFolder.open(Path("other")).config.name == "yours"
+
+
+def test_the_end_of_training_says_what_the_tokenizer_has_lost(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data.tokenizer.kind", "word", "--data.tokenizer.vocabulary-size", "6"]
+    quick = ["--stage.0.steps", "2", "--stage.1.steps", "1", "--data.tokenizer.lowercase", "true"]
+    assert main(["train", recipe, *words, *quick]) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note ")]
+    final = metrics(Path("runs/small"))[-1]
+    assert len(notes) == 3
+    for split, note in zip(("valid", "test"), notes, strict=False):
+        assert 0 < final[split]["unknown"] < final[split]["tokens"]
+        assert f"  {final[split]['unknown']:,} of {final[split]['tokens']:,} tokens are <unk>: " in note
+    assert "in lower case" in notes[-1]
+
+
 class TestEvalOptions:
     def score(self, run: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
         assert main(["eval", str(run), "--json", *words]) == 0

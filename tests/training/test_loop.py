@@ -83,6 +83,7 @@ def test_tensorboard_has_the_same_numbers(uninterrupted: Path) -> None:
     lines = [line for line in metrics(uninterrupted) if line["kind"] == "train"]
     assert shown == [(line["step"], pytest.approx(line["loss"])) for line in lines]
     final = metrics(uninterrupted)[-1]
+    assert not [tag for tag in events.Tags()["scalars"] if tag.endswith(("/nats", "/seconds"))]
     for split in ("valid", "test"):
         (event,) = events.Scalars(f"final/{split}/bits_per_byte")
         assert (event.step, event.value) == (final["step"], pytest.approx(final[split]["bits_per_byte"]))
@@ -162,7 +163,9 @@ class TestStages:
     @pytest.mark.parametrize("optimizer", ["adagrad", "adamw", "muon", "sgd"])
     def test_the_optimizer_goes_on_with_its_memory(self, text: Path, tmp_path: Path, optimizer: str) -> None:
         table = small_table(text)
-        stage = {"optimizer": optimizer, "learning_rate": 0.01, "clip_norm": 0.1, "momentum": 0.9}
+        stage: dict[str, Any] = {"optimizer": optimizer, "learning_rate": 0.01, "clip_norm": 0.1}
+        if optimizer in ("muon", "sgd"):
+            stage["momentum"] = 0.9
         weights = []
         for cuts in ([13], [5, 8]):
             table["stage"] = [{**stage, "steps": steps} for steps in cuts]
@@ -341,6 +344,19 @@ class TestBadInput:
         with pytest.raises(UserError, match="too few to score"):
             train(config, tmp_path / "run")
         assert not (tmp_path / "run").exists()
+
+    def test_a_device_is_looked_for_before_text_is_prepared(
+        self, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        config = small_config(text, training__device="tpu")
+        corpus = prepare(config.data)
+        begun = RunFolder.create(tmp_path / "begun", small_config(text), corpus.tokenizer, corpus.fingerprint)
+        (begun.path / "config.toml").write_text(config.to_toml())
+        monkeypatch.setattr("longspan.training.run.prepare", lambda *a, **k: pytest.fail("prepared first"))
+        with pytest.raises(UserError, match="there is no device 'tpu'"):
+            train(config, tmp_path / "run")
+        with pytest.raises(UserError, match="there is no device 'tpu'"):
+            resume(begun.path)
 
     def test_no_stages(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"no \[\[stage"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from longspan.config import RunConfig
 from longspan.errors import UserError
 from longspan.runs import RunFolder, checkpoint, pick_device
+from longspan.runs.environment import environment, git_commit
 
 
 class NoTokenizer:
@@ -110,9 +112,14 @@ class TestRunFolder:
 
     def test_an_existing_folder_is_not_touched(self, tmp_path: Path) -> None:
         (tmp_path / "mine.txt").write_text("precious")
-        with pytest.raises(UserError, match="exists already"):
+        with pytest.raises(UserError, match=r"exists already; choose another folder with --out$"):
             RunFolder.create(tmp_path, RunConfig(), NoTokenizer(), "1234")  # type: ignore[arg-type]
         assert [entry.name for entry in tmp_path.iterdir()] == ["mine.txt"]
+
+    def test_one_may_go_on_with_a_run_that_exists(self, tmp_path: Path) -> None:
+        path = RunFolder.create(tmp_path / "run", RunConfig(), NoTokenizer(), "1234").path  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=f"with --out, or go on with 'longspan train --resume {path}'$"):
+            RunFolder.must_be_new(path)
 
     def test_a_folder_that_appears_meanwhile_is_not_touched(self, tmp_path: Path) -> None:
         class Slow(NoTokenizer):
@@ -145,6 +152,23 @@ class TestRunFolder:
             RunFolder.open(tmp_path)
         with pytest.raises(UserError, match="no run folder"):
             RunFolder.open(tmp_path / "nowhere")
+
+
+def test_the_commit_is_that_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the project somebody stands in, nor of one that has the package installed inside."""
+    project = tmp_path / "project"
+    installed = project / ".venv" / "lib"
+    installed.mkdir(parents=True)
+    git = ["git", "-C", str(project), "-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "first"], check=True)
+    answer = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    commit = answer.stdout.strip()
+    monkeypatch.chdir(project)
+    assert environment(torch.device("cpu"))["git_commit"] != commit
+    assert git_commit(project) == commit
+    assert git_commit(installed) is None
+    assert git_commit(tmp_path) is None
 
 
 def test_devices_by_name() -> None:

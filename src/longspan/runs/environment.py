@@ -5,12 +5,15 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from longspan.errors import UserError
 from longspan.version import VERSION
+
+_SOURCES = Path(__file__).resolve().parents[3]  # the checkout, if the package runs from one
 
 
 def pick_device(name: str) -> torch.device:
@@ -34,7 +37,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "threads": torch.get_num_threads(),
-        "git_commit": _git_commit(),
+        "git_commit": git_commit(_SOURCES),
     }
 
 
@@ -47,12 +50,15 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _git_commit() -> str | None:
-    """The commit of the project the user stands in, if it is one."""
+def git_commit(folder: Path) -> str | None:
+    """The commit that `folder` has checked out, if it is the top of a git checkout.
+
+    A folder somewhere below the top may be an installed package in somebody else's project.
+    """
+    command = ["git", "-C", str(folder), "rev-parse", "--show-toplevel", "HEAD"]
     try:
-        answer = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True
-        )
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip()
+    top, commit = answer.stdout.splitlines()
+    return commit if Path(top).resolve() == folder.resolve() else None

@@ -48,10 +48,9 @@ class RunFolder:
     @staticmethod
     def must_be_new(path: Path) -> None:
         if path.exists():
-            raise UserError(
-                f"{path} exists already; choose another folder with --out, "
-                f"or go on with 'longspan train --resume {path}'"
-            )
+            is_run = (path / "config.toml").is_file()
+            hint = f", or go on with 'longspan train --resume {path}'" if is_run else ""
+            raise UserError(f"{path} exists already; choose another folder with --out{hint}")
 
     @staticmethod
     def open(path: Path) -> RunFolder:
@@ -118,7 +117,5 @@ class RunFolder:
         try:
             facts: dict[str, Any] = json.loads(source.read_bytes())
         except (OSError, ValueError):
-            raise UserError(
-                f"{source} is missing or damaged: the run cannot go on, start a new one"
-            ) from None
+            raise UserError(f"{source} is missing or damaged: put it back, or start a new run") from None
         return facts

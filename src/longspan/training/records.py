@@ -9,6 +9,8 @@ from torch.utils.tensorboard import SummaryWriter
 from longspan.runs import RunFolder
 from longspan.training.journal import Journal
 
+_NO_CURVES = {"nats", "seconds"}  # sums: they only grow, with the tokens and with the steps
+
 
 class Records:
     """The growing files of a run folder, at the place where a checkpoint left them."""
@@ -41,5 +43,5 @@ class Records:
         for name, value in values.items():
             if isinstance(value, dict):
                 self._plot(f"{prefix}/{name}", value, step)
-            elif isinstance(value, float):
+            elif isinstance(value, float) and name not in _NO_CURVES:
                 self._board.add_scalar(f"{prefix}/{name}", value, step)

@@ -29,12 +29,13 @@ def train(config: RunConfig, out: Path, *, reporter: Reporter | None = None) -> 
     RunFolder.must_be_new(out)
     if not config.stage:
         raise UserError("there is nothing to train: the configuration has no [[stage]]")
+    device = pick_device(config.training.device)  # a wrong name shows now, not after minutes of preparing
     with reporter or Reporter() as reporter:
         corpus = prepare(config.data, progress=reporter.say)
         check_fits(corpus.splits["train"], config.training.batch_size, config.training.block_length)
         _check_can_be_scored(config, corpus)
         folder = RunFolder.create(out, _anchored(config), corpus.tokenizer, corpus.fingerprint)
-        _run(folder, corpus, reporter, None)
+        _run(folder, corpus, device, reporter, None)
     return folder
 
 
@@ -47,15 +48,16 @@ def resume(run: Path, *, reporter: Reporter | None = None) -> RunFolder:
             return folder
         last = folder.checkpoint("last")
         saved = checkpoint.load(last) if last.exists() else None
+        device = pick_device(folder.config.training.device)
         corpus = prepare(folder.config.data, progress=reporter.say)
         if corpus.fingerprint != folder.fingerprint:
             raise UserError(f"the text of {corpus.name} has changed since {run} began: start a new run")
-        changed = differences(folder.environment, environment(pick_device(folder.config.training.device)))
+        changed = differences(folder.environment, environment(device))
         if changed:
             reporter.say(f"{', '.join(changed)}: results may differ in their last bits")
         step = saved.facts["progress"]["step"] if saved else 0
         reporter.say(f"going on with {run} after step {step:,}")
-        _run(folder, corpus, reporter, saved)
+        _run(folder, corpus, device, reporter, saved)
     return folder
 
 
@@ -79,10 +81,13 @@ def _check_can_be_scored(config: RunConfig, corpus: TokenizedCorpus) -> None:
 
 
 def _run(
-    folder: RunFolder, corpus: TokenizedCorpus, reporter: Reporter, resume_from: Checkpoint | None
+    folder: RunFolder,
+    corpus: TokenizedCorpus,
+    device: torch.device,
+    reporter: Reporter,
+    resume_from: Checkpoint | None,
 ) -> None:
     training = folder.config.training
-    device = pick_device(training.device)
     with _own_random_numbers(training.seed, device):
         model = build(folder.config.model, corpus.tokenizer.vocabulary_size).to(device)
         reporter.say(_summary(folder, corpus, model, device))
