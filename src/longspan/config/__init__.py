@@ -4,6 +4,7 @@ from longspan.config.data import DataConfig, TokenizerConfig
 from longspan.config.model import AdaptiveSpanConfig, AllAttentionConfig, ModelConfig, SpanConfig
 from longspan.config.run import RunConfig
 from longspan.config.training import EvaluationConfig, StageConfig, TrainingConfig
+from longspan.config.vocabulary import VocabularyConfig
 
 __all__ = [
     "AdaptiveSpanConfig",
@@ -16,4 +17,5 @@ __all__ = [
     "StageConfig",
     "TokenizerConfig",
     "TrainingConfig",
+    "VocabularyConfig",
 ]

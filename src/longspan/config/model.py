@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from longspan.config.schema import option, section
+from longspan.config.vocabulary import VocabularyConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +51,13 @@ class AdaptiveSpanConfig:
         "post", help="normalise after each residual sum (original) or before each block"
     )
     span: SpanConfig = section(SpanConfig, help="where a head may look")
+    vocabulary: VocabularyConfig = section(VocabularyConfig, help="how words are read and predicted")
 
     def __post_init__(self) -> None:
         _check_sizes(self, "num_layers", "width", "num_heads", "inner_width")
         _check_heads(self)
         _check_dropout(self)
+        _check_vocabulary(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +72,13 @@ class AllAttentionConfig:
     dropout: float = option(0.0, help="dropout on attention weights, those of the slots included")
     embedding_dropout: float = option(0.0, help="dropout on the embeddings and on the last layer's output")
     span: SpanConfig = section(SpanConfig, help="where a head may look")
+    vocabulary: VocabularyConfig = section(VocabularyConfig, help="how words are read and predicted")
 
     def __post_init__(self) -> None:
         _check_sizes(self, "num_layers", "width", "num_heads", "num_slots")
         _check_heads(self)
         _check_dropout(self)
+        _check_vocabulary(self)
 
 
 ModelConfig: TypeAlias = AdaptiveSpanConfig | AllAttentionConfig
@@ -93,3 +98,10 @@ def _check_heads(config: ModelConfig) -> None:
 def _check_dropout(config: ModelConfig) -> None:
     if not all(0.0 <= part < 1.0 for part in (config.dropout, config.embedding_dropout)):
         raise ValueError("dropout and embedding_dropout must be at least 0 and below 1")
+
+
+def _check_vocabulary(config: AdaptiveSpanConfig | AllAttentionConfig) -> None:
+    plain = VocabularyConfig()
+    for name in ("division", "tied", "cluster_order"):
+        if not config.vocabulary.cutoffs and getattr(config.vocabulary, name) != getattr(plain, name):
+            raise ValueError(f"vocabulary.{name} has no effect without cutoffs")

@@ -13,13 +13,13 @@ from __future__ import annotations
 from torch import nn
 
 from longspan.config import AdaptiveSpanConfig
-from longspan.heads import SoftmaxHead
 from longspan.layers.attention import Attention
 from longspan.layers.block import Block
 from longspan.layers.feed_forward import FeedForward
 from longspan.layers.positions import LearnedDistanceKeys
 from longspan.layers.span import build_span
 from longspan.models.stack import Stack
+from longspan.models.vocabulary import embedding_and_head
 
 
 def adaptive_span(config: AdaptiveSpanConfig, vocabulary_size: int) -> Stack:
@@ -38,10 +38,11 @@ def adaptive_span(config: AdaptiveSpanConfig, vocabulary_size: int) -> Stack:
             ),
             FeedForward(config.width, config.inner_width, dropout=config.dropout, norm_first=norm_first),
         ]
+    embedding, head = embedding_and_head(config.vocabulary, config.width, vocabulary_size)
     return Stack(
-        nn.Embedding(vocabulary_size, config.width),
+        embedding,
         blocks,
-        SoftmaxHead(config.width, vocabulary_size),
+        head,
         shared={"positions": positions},
         final_norm=nn.LayerNorm(config.width) if norm_first else None,
         dropout=config.embedding_dropout,

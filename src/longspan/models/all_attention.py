@@ -10,15 +10,13 @@ Positions, memory and learned spans are those of the adaptive-span transformer.
 
 from __future__ import annotations
 
-from torch import nn
-
 from longspan.config import AllAttentionConfig
-from longspan.heads import SoftmaxHead
 from longspan.layers.attention import Attention
 from longspan.layers.positions import LearnedDistanceKeys
 from longspan.layers.slots import PersistentSlots
 from longspan.layers.span import build_span
 from longspan.models.stack import Stack
+from longspan.models.vocabulary import embedding_and_head
 
 
 def all_attention(config: AllAttentionConfig, vocabulary_size: int) -> Stack:
@@ -36,10 +34,11 @@ def all_attention(config: AllAttentionConfig, vocabulary_size: int) -> Stack:
         )
         for _ in range(config.num_layers)
     ]
+    embedding, head = embedding_and_head(config.vocabulary, config.width, vocabulary_size)
     return Stack(
-        nn.Embedding(vocabulary_size, config.width),
+        embedding,
         blocks,
-        SoftmaxHead(config.width, vocabulary_size),
+        head,
         shared={"positions": positions},
         dropout=config.embedding_dropout,
     )

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from longspan.heads import Head
 from longspan.layers.block import Block
+from longspan.layers.embeddings import AdaptiveEmbedding
 from longspan.layers.span import LearnedSpan, clamp_and_read
 from longspan.models.interface import LanguageModel
 from longspan.state import State
@@ -26,7 +27,7 @@ class Stack(LanguageModel):
 
     def __init__(
         self,
-        embedding: nn.Embedding,
+        embedding: nn.Embedding | AdaptiveEmbedding,
         blocks: Sequence[Block],
         head: Head,
         *,

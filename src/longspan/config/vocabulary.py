@@ -1,0 +1,29 @@
+"""How a model reads and predicts large vocabularies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from longspan.config.schema import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularyConfig:
+    """Adaptive input and adaptive softmax: rare words, in clusters by frequency, get narrow embeddings."""
+
+    cutoffs: tuple[int, ...] = option(
+        (), help="where the vocabulary, sorted by frequency, is cut into clusters; none for plain embeddings"
+    )
+    division: int = option(4, help="how many times narrower each cluster is than the one before")
+    tied: bool = option(False, help="predict with the tables and projections of the embedding")
+    cluster_order: Literal["from-end", "forward"] = option(
+        "from-end", help="cluster 1 is the last column of the first softmax (from-end) or its first"
+    )
+
+    def __post_init__(self) -> None:
+        if any(start >= end for start, end in pairwise((0, *self.cutoffs))):
+            raise ValueError("cutoffs must be above 0 and increase")
+        if self.division < 1:
+            raise ValueError("division must be at least 1")

@@ -1,0 +1,25 @@
+"""The two ends of a model, where words become vectors and vectors become words."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from longspan.config import VocabularyConfig
+from longspan.heads import AdaptiveSoftmaxHead, Head, SoftmaxHead
+from longspan.layers.embeddings import AdaptiveEmbedding
+
+
+def embedding_and_head(
+    config: VocabularyConfig, width: int, vocabulary_size: int
+) -> tuple[nn.Embedding | AdaptiveEmbedding, Head]:
+    """Plain without cutoffs, adaptive with them."""
+    if not config.cutoffs:
+        return nn.Embedding(vocabulary_size, width), SoftmaxHead(width, vocabulary_size)
+    embedding = AdaptiveEmbedding(vocabulary_size, width, cutoffs=config.cutoffs, division=config.division)
+    head = AdaptiveSoftmaxHead(
+        embedding,
+        tie_tables=config.tied,
+        tie_projections=config.tied,
+        cluster_order=config.cluster_order,
+    )
+    return embedding, head
