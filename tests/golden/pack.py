@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 KEPT = re.compile(
-    r"data|cache_size|(eval|short_cache)\.(logprob|cache_len|loss)\.\d+|short_cache\.span_value|full_eval\..*|"
+    r"data|cache_size|(eval|short_cache)\.(logprob|nll|cache_len|loss)\.\d+|short_cache\.span_value|"
+    r"eval\.(logprob|in_emb)_last_block|full_eval\..*|"
     r"grad[01]\..*|train\.(loss|lr)\.\d+|step3\..*|span\..*"
 )
 
@@ -34,8 +35,11 @@ def pack(case: Path) -> Path:
     recorded = load_file(case / "tensors.safetensors")
     kept = {name: tensor for name, tensor in recorded.items() if KEPT.fullmatch(name)}
     weights = {name.removeprefix("module."): tensor for name, tensor in checkpoint["model"].items()}
-    second_name = "persistent_memory.adaptive_span"  # the original registers the span twice
-    parameters = [name for name in weights if "mask_template" not in name and second_name not in name]
+    first_names: dict[int, str] = {}  # the original lists spans twice, and tied tables
+    for name, weight in weights.items():
+        if "mask_template" not in name:
+            first_names.setdefault(weight.data_ptr(), name)
+    parameters = list(first_names.values())
     kept |= {f"weights.{name}": weights[name] for name in parameters}
     for number, entries in checkpoint["optimizer"]["state"].items():
         for key, value in entries.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from longspan.config import AdaptiveSpanConfig, AllAttentionConfig, ModelConfig, SpanConfig
+from longspan.config import (
+    AdaptiveSpanConfig,
+    AllAttentionConfig,
+    ModelConfig,
+    SpanConfig,
+    VocabularyConfig,
+)
 
 FOLDER = Path(__file__).parent.parent / "golden"
 CASES = [
@@ -77,10 +84,21 @@ class Golden:
             "dropout": model["dropout"],
             "embedding_dropout": model["emb_dropout"],
             "span": span_config,
+            "vocabulary": self._vocabulary(),
         }
         if self.num_slots:
             return AllAttentionConfig(num_slots=self.num_slots, **common)
         return AdaptiveSpanConfig(inner_width=model["inner_hidden_size"], **common)
+
+    def _vocabulary(self) -> VocabularyConfig:
+        adaptive = self.original["adapt_io_params"]
+        if not adaptive["adapt_io_enabled"]:
+            return VocabularyConfig()
+        return VocabularyConfig(
+            cutoffs=tuple(adaptive["adapt_io_cutoffs"]),
+            division=adaptive["adapt_io_divval"],
+            tied=adaptive["adapt_io_tied"],
+        )
 
     @property
     def num_slots(self) -> int:
@@ -93,9 +111,15 @@ def _our_name(name: str, blocks_per_layer: int) -> str:
         "in_emb.weight": "embedding.weight",
         "out_emb.weight": "head.scores.weight",
         "out_emb.bias": "head.scores.bias",
+        "out_emb.cluster_proj.weight": "head.cluster_weight",
+        "out_emb.cluster_proj.bias": "head.cluster_bias",
     }
     if name in whole:
         return whole[name]
+    if cluster := re.fullmatch(r"(in|out)_emb\.(\w+)\.(\d+)(\.bias)?.*", name):
+        side, kind, number, bias = cluster.groups()
+        part = "biases" if bias else "projections" if kind.endswith("projs") else "tables"
+        return f"{'embedding' if side == 'in' else 'head'}.{part}.{number}"
     _, layer, rest = name.split(".", 2)
     first = blocks_per_layer * int(layer)
     attention, feed_forward = f"blocks.{first}", f"blocks.{first + 1}"
