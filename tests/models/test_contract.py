@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from longspan.config import AdaptiveSpanConfig, AllAttentionConfig, ModelConfig, SpanConfig
+from longspan.config import AdaptiveSpanConfig, AllAttentionConfig, ModelConfig, ShaRnnConfig, SpanConfig
 from longspan.models import ARCHITECTURES, LanguageModel, build
 from longspan.state import State
 
@@ -25,6 +25,7 @@ SMALL = AdaptiveSpanConfig(
 
 
 ALL_ATTENTION = AllAttentionConfig(num_layers=2, width=12, num_heads=3, num_slots=5, span=SMALL.span)
+SHA_RNN = ShaRnnConfig(num_layers=2, width=12, inner_width=28, memory_length=10)
 
 
 def with_span(**changes) -> AdaptiveSpanConfig:
@@ -40,6 +41,11 @@ VARIANTS: dict[str, ModelConfig] = {
     "adaptive-span, pre-norm": dataclasses.replace(SMALL, norm="pre"),
     "all-attention": ALL_ATTENTION,
     "all-attention, fixed": dataclasses.replace(ALL_ATTENTION, span=SpanConfig(kind="fixed", limit=10)),
+    "sha-rnn": SHA_RNN,
+    "sha-rnn, attention in every layer": dataclasses.replace(SHA_RNN, attention="every"),
+    "sha-rnn, no attention": dataclasses.replace(SHA_RNN, attention="none"),
+    "sha-rnn, no memory": dataclasses.replace(SHA_RNN, memory_length=0),
+    "sha-rnn, split vocabulary": dataclasses.replace(SHA_RNN, splits=(4, 6, 9)),
     "adaptive-span, dropout": dataclasses.replace(SMALL, dropout=0.2, embedding_dropout=0.1),
 }
 

@@ -3,6 +3,7 @@
 from longspan.config.data import DataConfig, TokenizerConfig
 from longspan.config.model import AdaptiveSpanConfig, AllAttentionConfig, ModelConfig, SpanConfig
 from longspan.config.run import RunConfig
+from longspan.config.sha_rnn import ShaRnnConfig
 from longspan.config.training import EvaluationConfig, StageConfig, TrainingConfig
 from longspan.config.vocabulary import VocabularyConfig
 
@@ -13,6 +14,7 @@ __all__ = [
     "EvaluationConfig",
     "ModelConfig",
     "RunConfig",
+    "ShaRnnConfig",
     "SpanConfig",
     "StageConfig",
     "TokenizerConfig",

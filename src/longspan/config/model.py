@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from longspan.config.schema import option, section
+from longspan.config.sha_rnn import ShaRnnConfig
 from longspan.config.vocabulary import VocabularyConfig
 
 
@@ -81,7 +82,7 @@ class AllAttentionConfig:
         _check_vocabulary(self)
 
 
-ModelConfig: TypeAlias = AdaptiveSpanConfig | AllAttentionConfig
+ModelConfig: TypeAlias = AdaptiveSpanConfig | AllAttentionConfig | ShaRnnConfig
 
 
 def _check_sizes(config: ModelConfig, *names: str) -> None:
@@ -90,7 +91,7 @@ def _check_sizes(config: ModelConfig, *names: str) -> None:
             raise ValueError(f"{name} must be at least 1")
 
 
-def _check_heads(config: ModelConfig) -> None:
+def _check_heads(config: AdaptiveSpanConfig | AllAttentionConfig) -> None:
     if config.width % config.num_heads:
         raise ValueError(f"width {config.width} is not a multiple of num_heads {config.num_heads}")
 

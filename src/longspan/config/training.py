@@ -12,9 +12,10 @@ from longspan.config.words import shown
 # Options that only some choices heed; with the others they must stay as they are.
 _HEEDED_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "momentum": ("optimizer", ("sgd", "muon")),
-    "beta1": ("optimizer", ("adam", "adamw", "muon")),
-    "beta2": ("optimizer", ("adam", "adamw", "muon")),
-    "weight_decay": ("optimizer", ("adam", "adamw", "sgd", "muon")),
+    "beta1": ("optimizer", ("adam", "adamw", "lamb", "muon")),
+    "beta2": ("optimizer", ("adam", "adamw", "lamb", "muon")),
+    "weight_decay": ("optimizer", ("adam", "adamw", "lamb", "sgd", "muon")),
+    "min_trust": ("optimizer", ("lamb",)),
     "adamw_learning_rate": ("optimizer", ("muon",)),
     "final_fraction": ("schedule", ("cosine",)),
 }
@@ -30,7 +31,7 @@ class StageConfig:
 
     name: str = option("train", help="what the stage is called in logs")
     steps: int = option(help="optimizer steps of this stage")
-    optimizer: Literal["adagrad", "adam", "adamw", "sgd", "muon"] = option(
+    optimizer: Literal["adagrad", "adam", "adamw", "lamb", "sgd", "muon"] = option(
         "adamw", help="muon moves the matrices of the blocks and leaves everything else to adamw"
     )
     learning_rate: float = option(help="the highest learning rate of the stage")
@@ -43,9 +44,13 @@ class StageConfig:
         0.0, help="limit of the gradient norm, 0 for none; over each tensor for adagrad, else over all"
     )
     momentum: float | None = option(None, help="momentum (default: 0.95 for muon, 0 for sgd)")
-    beta1: float = option(0.9, help="adam: decay of the mean gradient")
-    beta2: float = option(0.999, help="adam: decay of the mean squared gradient")
+    beta1: float = option(0.9, help="adam, lamb: decay of the mean gradient")
+    beta2: float = option(0.999, help="adam, lamb: decay of the mean squared gradient")
     weight_decay: float = option(0.0, help="decay of matrices; never of norms, biases, embeddings or spans")
+    min_trust: float = option(
+        0.25,
+        help="lamb: the least trust in a step; 0 for none, and then tensors of zeros never move",
+    )
     adamw_learning_rate: float | None = option(
         None, help="with muon: the rate of everything muon does not move (default: the same rate)"
     )
@@ -66,6 +71,8 @@ class StageConfig:
                 raise ValueError(f"{name} must be at least 0 and below 1")
         if not 0.0 <= self.final_fraction <= 1.0:
             raise ValueError("final_fraction must lie between 0 and 1")
+        if not self.min_trust >= 0.0:
+            raise ValueError("min_trust must not be negative")
         defaults = {field.name: field.default for field in fields(self)}
         for name, (choice, heeding) in _HEEDED_BY.items():
             chosen = getattr(self, choice)

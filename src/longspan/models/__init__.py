@@ -9,6 +9,7 @@ from longspan.config import ModelConfig
 from longspan.models.adaptive_span import adaptive_span
 from longspan.models.all_attention import all_attention
 from longspan.models.interface import LanguageModel
+from longspan.models.sha_rnn import sha_rnn
 from longspan.models.stack import Stack
 
 __all__ = ["ARCHITECTURES", "LanguageModel", "Stack", "build"]
@@ -16,6 +17,7 @@ __all__ = ["ARCHITECTURES", "LanguageModel", "Stack", "build"]
 ARCHITECTURES: dict[str, Callable[[Any, int], LanguageModel]] = {
     "adaptive-span": adaptive_span,
     "all-attention": all_attention,
+    "sha-rnn": sha_rnn,
 }
 
 

@@ -2,7 +2,17 @@
 
 from longspan.optim.adagrad import Adagrad
 from longspan.optim.build import build_optimizers, set_rate
+from longspan.optim.lamb import Lamb
 from longspan.optim.memory import memories, restore_memories
 from longspan.optim.schedules import done, fraction
 
-__all__ = ["Adagrad", "build_optimizers", "done", "fraction", "memories", "restore_memories", "set_rate"]
+__all__ = [
+    "Adagrad",
+    "Lamb",
+    "build_optimizers",
+    "done",
+    "fraction",
+    "memories",
+    "restore_memories",
+    "set_rate",
+]

@@ -12,6 +12,7 @@ from longspan.config import StageConfig
 from longspan.errors import UserError
 from longspan.models.interface import LanguageModel
 from longspan.optim.adagrad import Adagrad
+from longspan.optim.lamb import Lamb
 
 _MOMENTUM = {"muon": 0.95, "sgd": 0.0}  # where the stage does not say
 
@@ -43,6 +44,9 @@ def build_optimizers(model: LanguageModel, stage: StageConfig) -> list[Optimizer
         rate_of_others = rate if stage.adamw_learning_rate is None else stage.adamw_learning_rate
         return [muon, _adam(torch.optim.AdamW, _group(others, rate_of_others), stage)]
     groups = _group(matrices, rate, stage.weight_decay) + _group(others, rate)
+    if stage.optimizer == "lamb":
+        betas = (stage.beta1, stage.beta2)
+        return [Lamb(groups, lr=rate, betas=betas, min_trust=stage.min_trust)]
     if stage.optimizer == "sgd":
         return [torch.optim.SGD(groups, lr=rate, momentum=momentum, fused=True)]
     return [_adam(torch.optim.Adam if stage.optimizer == "adam" else torch.optim.AdamW, groups, stage)]

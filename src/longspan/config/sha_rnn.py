@@ -1,0 +1,47 @@
+"""What a SHA-RNN is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from longspan.config.schema import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShaRnnConfig:
+    """The network of "Single Headed Attention RNN" (Merity, 2019)."""
+
+    architecture: Literal["sha-rnn"] = option("sha-rnn", help="which kind of model")
+    num_layers: int = option(4, help="layers: LSTM, attention where there is one, and feed-forward")
+    width: int = option(1024, help="size of the hidden states")
+    inner_width: int = option(4096, help="size of the feed-forward layer's hidden part")
+    attention: Literal["second-last", "every", "none"] = option(
+        "second-last", help="which layers attend (second-last is the original code's way)"
+    )
+    memory_length: int = option(
+        5000, help="positions that attention reaches over, the block among them; 0: only the block itself"
+    )
+    dropout: float = option(0.0, help="dropout inside the layers and on what they add")
+    embedding_dropout: float = option(0.0, help="dropout on the embeddings and on the last layer's output")
+    splits: tuple[int, ...] = option(
+        (), help="softmax in two steps for large vocabularies: where its parts begin, in order of tokens"
+    )
+
+    def __post_init__(self) -> None:
+        if self.num_layers < 1 or self.width < 1:
+            raise ValueError("num_layers and width must be at least 1")
+        if self.attention == "second-last" and self.num_layers < 2:
+            raise ValueError("attention in the second-last layer needs num_layers of at least 2")
+        if self.inner_width < self.width:
+            raise ValueError(f"inner_width {self.inner_width} must be at least the width, {self.width}")
+        if self.memory_length < 0:
+            raise ValueError("memory_length must not be negative")
+        if not all(0.0 <= part < 1.0 for part in (self.dropout, self.embedding_dropout)):
+            raise ValueError("dropout and embedding_dropout must be at least 0 and below 1")
+        if any(first >= second for first, second in zip((0, *self.splits), self.splits, strict=False)):
+            raise ValueError("splits must be above 0 and rise")
+
+    def attends(self, layer: int) -> bool:
+        """Whether this layer, counted from 0, has attention."""
+        return self.attention == "every" or (self.attention == "second-last" and layer == self.num_layers - 2)

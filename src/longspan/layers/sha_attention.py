@@ -1,0 +1,113 @@
+"""Attention with a single head. Shapes: B batch, T block, M memory, S keys, D width."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from longspan.layers.block import Block
+from longspan.state import State
+
+
+class SingleHeadAttention(Block):
+    """out = x + dropout(softmax(q kᵀ / √D) v) with x = LN(h) and g = [memory; LN'(h)]:
+
+        q = σ(a) LN(Wq x + b),    k = σ(b) g,    v = gate g
+
+    Keys and values are scaled memory, without matrices of their own, and there are no positions. So the
+    scales act on the query and on the result, and the memory itself is attended to.
+
+    Attention reaches over `memory_length` positions, the block among them: a block of T tokens sees the
+    last `memory_length` - T rows of the memory and makes it forget the others. A text that has begun less
+    than a memory ago has fewer rows: `filled` counts them, and those before are not seen.
+    """
+
+    def __init__(self, width: int, *, memory_length: int, dropout: float, epsilon: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, epsilon)
+        self.memory_norm = nn.LayerNorm(width, epsilon)
+        self.query = nn.Linear(width, width)
+        self.query_norm = nn.LayerNorm(width, epsilon)
+        self.query_scale_D = nn.Parameter(torch.zeros(width))
+        self.key_scale_D = nn.Parameter(torch.zeros(width))
+        self.value_gate: ValueGate | FixedGate = ValueGate(width)
+        self.memory_length = memory_length
+        self.dropout = dropout
+
+    def initial_state(self, batch_size: int) -> State:
+        weight = self.query.weight
+        return State(
+            {
+                "memory": weight.new_zeros(batch_size, self.memory_length, weight.shape[1]),
+                "filled": torch.zeros(batch_size, dtype=torch.int64, device=weight.device),
+            }
+        )
+
+    def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
+        x_BTD = self.norm(h_BTD)
+        past_BMD, filled_B = state.tensor("memory"), state.tensor("filled")
+        forgotten = max(0, past_BMD.shape[1] - max(0, self.memory_length - h_BTD.shape[1]))
+        g_BSD = torch.cat([past_BMD[:, forgotten:], self.memory_norm(h_BTD)], dim=1)
+        attended_BTD = self._attend(x_BTD, g_BSD, filled_B)
+        after = State(
+            {
+                "memory": g_BSD[:, max(0, g_BSD.shape[1] - self.memory_length) :],
+                "filled": (filled_B + h_BTD.shape[1]).clamp(max=self.memory_length),
+            }
+        )
+        return x_BTD + self._drop(attended_BTD), after
+
+    def collapse(self) -> None:
+        """Replace the gate by the vector that it computes from its weights: the same output, no training."""
+        self.value_gate = FixedGate(self.value_gate().detach())
+
+    def _attend(self, x_BTD: Tensor, g_BSD: Tensor, filled_B: Tensor) -> Tensor:
+        q_BTD = self._drop(torch.sigmoid(self.query_scale_D) * self.query_norm(self.query(x_BTD)))
+        attended_B1TD = F.scaled_dot_product_attention(
+            (torch.sigmoid(self.key_scale_D) * q_BTD)[:, None],
+            g_BSD[:, None],
+            self._drop(g_BSD)[:, None],
+            attn_mask=_visible(x_BTD.shape[1], g_BSD.shape[1], filled_B)[:, None],
+            dropout_p=self.dropout if self.training else 0.0,
+            scale=1 / math.sqrt(x_BTD.shape[-1]),
+        )
+        return self.value_gate() * attended_B1TD[:, 0]
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+class ValueGate(nn.Module):
+    """gate = σ(f) tanh(c) with [c; f] = W σ(a) + b: a vector, learned through more weights than it has."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale_D = nn.Parameter(torch.zeros(width))
+        self.mix = nn.Linear(width, 2 * width)
+
+    def forward(self) -> Tensor:
+        content_D, forget_D = self.mix(torch.sigmoid(self.scale_D)).chunk(2)
+        return torch.sigmoid(forget_D) * torch.tanh(content_D)
+
+
+class FixedGate(nn.Module):
+    """What is left of a gate that is not trained any more."""
+
+    gate_D: Tensor
+
+    def __init__(self, gate_D: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("gate_D", gate_D)
+
+    def forward(self) -> Tensor:
+        return self.gate_D
+
+
+def _visible(block: int, keys: int, filled_B: Tensor) -> Tensor:
+    """[B, T, S]: a position sees itself and what is before it, as far back as its text goes."""
+    s_S = torch.arange(keys - block, -block, -1, device=filled_B.device).neg()  # the block begins at 0
+    t_T1 = torch.arange(block, device=filled_B.device)[:, None]
+    return (s_S <= t_T1) & (s_S >= -filled_B[:, None])[:, None]

@@ -1,0 +1,81 @@
+"""LAMB (You et al., 2019) as SHA-RNN was trained with it: Adam whose steps are as long as the weights say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+EPSILON = 1e-6
+LONGEST = 10.0  # weights count as no longer than this
+
+
+class Lamb(Optimizer):
+    """For every tensor p with gradient g, without correcting the bias of the averages:
+
+        m  = β1 m + (1 - β1) g
+        v  = β2 v + (1 - β2) g²
+        u  = m / (√v + 1e-6) + decay · p
+        p -= lr · trust · u          with trust = min(|p|, 10) / |u|
+
+    Trust is never below `min_trust`, and it is 1 where p is all zeros. With a `min_trust` of 0 there is
+    neither rule: a tensor of zeros stays what it is.
+    """
+
+    def __init__(
+        self,
+        parameters: Any,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        min_trust: float = 0.25,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "min_trust": min_trust}
+        super().__init__(parameters, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if parameters:
+                self._move(parameters, group)
+        return loss
+
+    def _move(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        beta1, beta2 = group["betas"]
+        means = [self._average(p, "exp_avg") for p in parameters]
+        squares = [self._average(p, "exp_avg_sq") for p in parameters]
+        torch._foreach_lerp_(means, gradients, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+        deviations = torch._foreach_sqrt(squares)
+        torch._foreach_add_(deviations, EPSILON)
+        moves = torch._foreach_div(means, deviations)
+        if group["weight_decay"]:
+            torch._foreach_add_(moves, parameters, alpha=group["weight_decay"])
+        trust = _trust(parameters, moves, group["min_trust"])
+        torch._foreach_mul_(moves, trust.unbind())
+        torch._foreach_add_(parameters, moves, alpha=-group["lr"])
+
+    def _average(self, parameter: Tensor, name: str) -> Tensor:
+        state = self.state[parameter]
+        if name not in state:
+            state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        average: Tensor = state[name]
+        return average
+
+
+def _trust(parameters: list[Tensor], moves: tuple[Tensor, ...] | list[Tensor], min_trust: float) -> Tensor:
+    """One number per tensor, all on the device."""
+    lengths = torch.stack(torch._foreach_norm(parameters)).clamp(max=LONGEST)
+    steps = torch.stack(torch._foreach_norm(moves))
+    trust = torch.where(steps > 0, lengths / steps, 1.0)
+    return torch.where(lengths > 0, trust, 1.0).clamp(min=min_trust) if min_trust > 0 else trust

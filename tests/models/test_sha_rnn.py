@@ -1,0 +1,221 @@
+"""What SHA-RNN promises beyond the contract of all models."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from longspan.config import ShaRnnConfig
+from longspan.heads import SplitSoftmaxHead
+from longspan.layers.boom import Boom
+from longspan.layers.sha_attention import SingleHeadAttention
+from longspan.models import LanguageModel, build
+from longspan.models.sha_rnn import collapse_value_gates, drop_memory
+
+CONFIG = ShaRnnConfig(num_layers=3, width=8, inner_width=16, attention="every", memory_length=12)
+
+
+def trained(config: ShaRnnConfig = CONFIG) -> LanguageModel:
+    """A model with weights that no initial value explains."""
+    torch.manual_seed(4)
+    model = build(config, 9).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.4)
+    return model
+
+
+def read(model: LanguageModel, tokens: Tensor, cuts: list[int]) -> Tensor:
+    state, pieces = model.initial_state(len(tokens)), []
+    with torch.no_grad():
+        for piece in tokens.split(cuts, dim=1):
+            hidden, state = model(piece, state)
+            pieces.append(hidden)
+    return torch.cat(pieces, dim=1)
+
+
+def tokens(length: int) -> Tensor:
+    return torch.randint(9, (2, length), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("cuts", [[1] * 12, [5, 7], [3, 8, 1]])
+def test_while_the_memory_lasts_cuts_do_not_matter(cuts):
+    model = trained()
+    torch.testing.assert_close(read(model, tokens(12), cuts), read(model, tokens(12), [12]))
+
+
+def test_beyond_it_long_blocks_forget_sooner():
+    model = trained()
+    assert not model.block_invariant
+    by_token, by_block = read(model, tokens(20), [1] * 20), read(model, tokens(20), [10, 10])
+    torch.testing.assert_close(by_token[:, :10], by_block[:, :10])
+    assert (by_token - by_block)[:, 10:].abs().max() > 1e-3
+
+
+def test_without_attention_there_is_no_memory_and_cuts_never_matter():
+    model = trained(dataclasses.replace(CONFIG, attention="none"))
+    assert model.block_invariant
+    assert {name.rpartition(".")[2] for name in model.initial_state(1).flatten()} == {"hidden", "cell"}
+
+
+@pytest.mark.parametrize(
+    ("attention", "expected"), [("every", [1, 4, 7]), ("second-last", [3]), ("none", [])]
+)
+def test_where_attention_is(attention, expected):
+    model = trained(dataclasses.replace(CONFIG, attention=attention))
+    blocks = dict(model.get_submodule("blocks").named_children())
+    assert [int(n) for n, block in blocks.items() if isinstance(block, SingleHeadAttention)] == expected
+
+
+def test_a_row_sees_its_own_text_only_however_much_the_others_have():
+    """Rows that began at different times, in one batch."""
+    model = trained()
+    with torch.no_grad():
+        _, late = model(tokens(3)[:1], model.initial_state(1))
+        _, early = model(tokens(9)[:1], model.initial_state(1))
+        both = type(late).join([late, early])
+        together, _ = model(tokens(6), both)
+        for row, state in enumerate((late, early)):
+            alone, _ = model(tokens(6)[row : row + 1], state)
+            torch.testing.assert_close(together[row : row + 1], alone)
+
+
+def test_a_block_longer_than_the_memory_is_seen_whole_and_remembered_in_part():
+    model = trained(dataclasses.replace(CONFIG, memory_length=4))
+    _, state = model(tokens(9), model.initial_state(2))
+    assert state.flatten()["blocks.1.memory"].shape == (2, 4, 8)
+    assert state.flatten()["blocks.1.filled"].tolist() == [4, 4]
+
+
+def test_the_memory_of_a_trained_model_can_be_dropped_in_the_middle_of_a_text():
+    model = trained()
+    with torch.no_grad():
+        _, state = model(tokens(7), model.initial_state(2))
+        remembering, _ = model(tokens(4), state)
+        drop_memory(model)
+        found, after = model(tokens(4), state)
+        forgotten = {n: torch.zeros_like(t) if "filled" in n else t for n, t in state.flatten().items()}
+        expected, _ = trained()(tokens(4), type(state).unflatten(forgotten))
+    assert not torch.allclose(found, remembering)
+    torch.testing.assert_close(found, expected)
+    memories = [leaf for name, leaf in after.flatten().items() if name.endswith(("memory", "filled"))]
+    assert len(memories) == 6
+    assert sum(int(leaf.count_nonzero()) for leaf in memories) == 0
+    assert model.initial_state(1).flatten().keys() == after.flatten().keys()
+
+
+def test_collapsed_gates_give_the_same_with_fewer_weights():
+    model = trained()
+    expected = read(model, tokens(20), [6, 6, 8])
+    before = sum(p.numel() for p in model.parameters())
+    collapse_value_gates(model)
+    assert torch.equal(read(model, tokens(20), [6, 6, 8]), expected)
+    assert before - sum(p.numel() for p in model.parameters()) == 3 * (8 + 8 * 16 + 16)
+    collapse_value_gates(model)  # again: nothing more to do
+    assert torch.equal(read(model, tokens(20), [6, 6, 8]), expected)
+
+
+def test_boom_by_hand():
+    boom = Boom(2, 5, dropout=0.0, epsilon=1e-12).double()
+    h = torch.tensor([[[0.5, -2.0]]], dtype=torch.float64)
+    out, _ = boom(h, None)
+    normed = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    inner = boom.expand(normed)
+    inner = inner / (1 + torch.exp(-1.702 * inner))
+    torch.testing.assert_close(out[0, 0], normed + inner[:2] + inner[2:4], rtol=1e-9, atol=1e-9)
+    out.square().sum().backward()
+    assert boom.expand.weight.grad[4].tolist() == [0.0, 0.0]
+
+
+def test_initial_values():
+    torch.manual_seed(0)
+    model = build(ShaRnnConfig(num_layers=2, width=64, inner_width=128, memory_length=8), 500)
+    small = 0.1 / math.sqrt(64)
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            assert module.weight.std().item() == pytest.approx(small, rel=0.1)
+        if isinstance(module, nn.Linear):
+            assert not module.bias.any()
+        if isinstance(module, nn.LayerNorm):
+            assert module.eps == 1e-12
+            assert (module.weight == 1).all()
+        if isinstance(module, nn.LSTM):
+            assert module.weight_hh_l0.abs().max().item() == pytest.approx(1 / 8, rel=0.01)
+    assert all(not p.any() for name, p in model.named_parameters() if name.endswith("scale_D"))
+
+
+def test_dropout_is_only_for_training():
+    model = trained(dataclasses.replace(CONFIG, dropout=0.3, embedding_dropout=0.2))
+    plain = trained()
+    assert torch.equal(read(model, tokens(9), [9]), read(plain, tokens(9), [9]))
+    model.train()
+    assert not torch.allclose(read(model, tokens(9), [9]), read(plain, tokens(9), [9]))
+
+
+def test_carried_state_stays_in_full_precision_under_autocast():
+    model = build(CONFIG, 9)
+    state = model.initial_state(2)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            hidden, state = model(tokens(5), state)
+            model.head.nll(hidden, tokens(5)).sum().backward()
+            state = state.detach()
+    kinds = {leaf.dtype for leaf in state.flatten().values()}
+    assert kinds == {torch.float32, torch.int64}
+
+
+@pytest.mark.parametrize("splits", [(), (5,), (2, 3, 7)])
+def test_split_probabilities(splits):
+    """One softmax per part, the parts' entries in reverse; the loss is read off the same numbers."""
+    torch.manual_seed(2)
+    embedding = nn.Embedding(11, 4)
+    head = SplitSoftmaxHead(embedding, splits)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.normal_()
+        hidden, targets = torch.randn(2, 30, 4), torch.randint(11, (2, 30))
+        log_probs = head.log_probs(hidden)
+        torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 30))
+        nll = head.nll(hidden, targets)
+        torch.testing.assert_close(nll, -log_probs.gather(-1, targets[..., None])[..., 0])
+        if splits:
+            assert_parts(head, embedding.weight, hidden, log_probs)
+
+
+def assert_parts(head: SplitSoftmaxHead, weight: Tensor, hidden: Tensor, log_probs: Tensor) -> None:
+    """Together the words of a part have the probability of its entry in the first softmax."""
+    num_first = head.edges[0]
+    words = hidden @ weight[:num_first].T + head.bias_V[:num_first]
+    entries = hidden @ head.part_vectors.T + head.part_bias
+    first = torch.cat([words, entries], dim=-1).softmax(-1)
+    for part, (start, end) in enumerate(itertools.pairwise(head.edges), 1):
+        torch.testing.assert_close(log_probs[..., start:end].exp().sum(-1), first[..., -part])
+
+
+def test_parts_that_no_target_is_in_have_gradients_all_the_same():
+    embedding = nn.Embedding(9, 4)
+    head = SplitSoftmaxHead(embedding, (3, 6))
+    head.nll(torch.randn(1, 5, 4), torch.zeros(1, 5, dtype=torch.long)).sum().backward()
+    assert all(parameter.grad is not None for parameter in head.parameters())
+    assert not head.bias_V.grad[3:].any()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"num_layers": 1}, "second-last"),
+        ({"inner_width": 8, "width": 16}, "inner_width"),
+        ({"memory_length": -1}, "memory_length"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"splits": (5, 5)}, "splits"),
+        ({"splits": (0, 5)}, "splits"),
+    ],
+)
+def test_settings_that_mean_nothing(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        ShaRnnConfig(**wrong)
