@@ -30,7 +30,7 @@ def test_it_follows_the_formula(min_trust: float) -> None:
     generator = torch.Generator().manual_seed(3)
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
 
     # trust above and below the least, weights longer than 10, a scalar, all zeros
     values = [draw(4, 3), draw(5) * 0.01, draw(6, 5) * 9, draw(), torch.zeros(3, dtype=torch.float64)]
