@@ -10,7 +10,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from longspan.config import AdaptiveSpanConfig, AllAttentionConfig, ModelConfig, ShaRnnConfig, SpanConfig
+from longspan.config import (
+    AdaptiveSpanConfig,
+    AllAttentionConfig,
+    ModelConfig,
+    ShaRnnConfig,
+    SpanConfig,
+    VocabularyConfig,
+)
 from longspan.models import ARCHITECTURES, LanguageModel, build
 from longspan.state import State
 
@@ -25,6 +32,7 @@ SMALL = AdaptiveSpanConfig(
 
 
 ALL_ATTENTION = AllAttentionConfig(num_layers=2, width=12, num_heads=3, num_slots=5, span=SMALL.span)
+WORDS = VocabularyConfig(cutoffs=(3, 7), division=2)
 SHA_RNN = ShaRnnConfig(num_layers=2, width=12, inner_width=28, memory_length=10)
 
 
@@ -46,6 +54,10 @@ VARIANTS: dict[str, ModelConfig] = {
     "sha-rnn, no attention": dataclasses.replace(SHA_RNN, attention="none"),
     "sha-rnn, no memory": dataclasses.replace(SHA_RNN, memory_length=0),
     "sha-rnn, split vocabulary": dataclasses.replace(SHA_RNN, splits=(4, 6, 9)),
+    "adaptive-span, adaptive softmax": dataclasses.replace(SMALL, vocabulary=WORDS),
+    "all-attention, tied adaptive softmax": dataclasses.replace(
+        ALL_ATTENTION, vocabulary=dataclasses.replace(WORDS, tied=True, cluster_order="forward")
+    ),
     "adaptive-span, dropout": dataclasses.replace(SMALL, dropout=0.2, embedding_dropout=0.1),
 }
 
