@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from longspan.config import ShaRnnConfig
+from longspan.errors import UserError
 from longspan.heads import SplitSoftmaxHead
 from longspan.layers.boom import Boom
 from longspan.layers.sha_attention import SingleHeadAttention
@@ -203,6 +204,11 @@ def test_parts_that_no_target_is_in_have_gradients_all_the_same():
     head.nll(torch.randn(1, 5, 4), torch.zeros(1, 5, dtype=torch.long)).sum().backward()
     assert all(parameter.grad is not None for parameter in head.parameters())
     assert not head.bias_V.grad[3:].any()
+
+
+def test_a_split_beyond_the_vocabulary_is_the_users_mistake():
+    with pytest.raises(UserError, match="the last split, 9, must be below the vocabulary's size, 9"):
+        build(dataclasses.replace(CONFIG, splits=(4, 9)), 9)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from longspan.errors import UserError
 from longspan.heads.interface import Head
 
 
@@ -23,8 +24,8 @@ class SplitSoftmaxHead(Head):
     def __init__(self, embedding: nn.Embedding, splits: tuple[int, ...] = ()) -> None:
         super().__init__()
         edges = (*splits, embedding.num_embeddings)
-        if any(first >= second for first, second in zip((0, *edges), edges, strict=False)):
-            raise ValueError(f"splits must rise and stay below the vocabulary's size: {edges}")
+        if splits and splits[-1] >= edges[-1]:
+            raise UserError(f"the last split, {splits[-1]}, must be below the vocabulary's size, {edges[-1]}")
         self._embedding = (embedding,)  # the model owns it: in a tuple it is not registered again
         self.bias_V = nn.Parameter(torch.zeros(embedding.num_embeddings))
         if splits:
