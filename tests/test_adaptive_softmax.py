@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -10,13 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from longspan.config import AdaptiveSpanConfig, AllAttentionConfig, RunConfig, VocabularyConfig, schema
+from longspan.config import (
+    AdaptiveSpanConfig,
+    AllAttentionConfig,
+    RunConfig,
+    StageConfig,
+    VocabularyConfig,
+    schema,
+)
 from longspan.errors import UserError
 from longspan.heads import AdaptiveSoftmaxHead
 from longspan.layers.embeddings import AdaptiveEmbedding
 from longspan.models import build
+from longspan.optim import build_optimizers
+from longspan.training.step import Updater
 
 VOCABULARY, WIDTH = 23, 16
+TIED = AllAttentionConfig(
+    num_layers=1, width=WIDTH, num_slots=2, vocabulary=VocabularyConfig(cutoffs=(5, 9), tied=True)
+)
 
 
 @st.composite
@@ -180,6 +193,30 @@ def test_tied_weights_are_stored_once_and_follow_the_embedding():
     with torch.no_grad():
         embedding.tables[2].mul_(2)
     assert not torch.allclose(head.log_probs(hidden), before)
+
+
+def test_a_copied_model_is_tied_to_its_own_embedding():
+    model = build(TIED, VOCABULARY)
+    twin = copy.deepcopy(model)
+    hidden = torch.randn(1, 2, WIDTH)
+    before = model.head.log_probs(hidden)
+    with torch.no_grad():
+        twin.embedding.tables[0].mul_(2)
+    assert torch.equal(model.head.log_probs(hidden), before)
+    assert not torch.allclose(twin.head.log_probs(hidden), before)
+
+
+def test_ten_updates_learn_a_block():
+    torch.manual_seed(4)
+    model = build(TIED, VOCABULARY)
+    tokens = torch.randint(VOCABULARY, (2, 9))
+    stage = StageConfig(steps=10, optimizer="adam", learning_rate=0.02)
+    optimizers, updater = build_optimizers(model, stage), Updater(model)
+    nats = [
+        updater.update(tokens[:, :-1], tokens[:, 1:], model.initial_state(2), optimizers, 1.0)[0].item()
+        for _ in range(10)
+    ]
+    assert nats[-1] < 0.8 * nats[0]
 
 
 def test_under_autocast():
