@@ -41,7 +41,8 @@ class PaddedAttention(Attention):
     """
 
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
-        window, block = max(self.span.windows), h_BTD.shape[1]
+        block = h_BTD.shape[1]
+        window = max(self.span.windows_for(block))
         seen_BSD = torch.cat([state.tensor("memory"), h_BTD], dim=1)
         q_NTK = self._split(self.query(h_BTD)).flatten(0, 1)
         k_NSK = self._split(self.key(seen_BSD)).flatten(0, 1)[:, -(window + block) :]

@@ -24,6 +24,7 @@ def inputs(
     limit: int,
     spans: list[float] | None,
     num_slots: int = 0,
+    own_positions: bool = False,
 ) -> dict[str, Tensor]:
     def leaf(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
@@ -32,8 +33,10 @@ def inputs(
         "q_BHTK": leaf(batch, heads, block, width),
         "k_BHSK": leaf(batch, heads, memory + block, width),
         "v_BHSK": leaf(batch, heads, memory + block, width),
-        "position_keys_LK": leaf(limit, width),
+        "position_keys": leaf(heads, limit, width) if own_positions else leaf(limit, width),
     }
+    if own_positions:
+        made["position_q_BHTK"] = leaf(batch, heads, block, width)
     if num_slots:
         made |= {"slot_k": leaf(heads, num_slots, width), "slot_v": leaf(heads, num_slots, width)}
     if spans is not None:
@@ -91,9 +94,50 @@ def test_eager_path_equals_the_loops(
         torch.testing.assert_close(found_gradients[name], gradient, rtol=1e-9, atol=1e-10, msg=name)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    block=st.integers(1, 7),
+    memory=st.integers(0, 6),
+    window=st.integers(1, 12),
+    learned=st.booleans(),
+    num_slots=st.integers(0, 2),
+    own_positions=st.booleans(),
+    chunk=st.integers(1, 4),
+    data=st.data(),
+)
+def test_memory_that_is_not_yet_filled_and_positions_of_each_head(
+    block, memory, window, learned, num_slots, own_positions, chunk, data
+):
+    heads = 2
+    filled = data.draw(st.lists(st.integers(0, memory), min_size=2, max_size=2))
+    spans = data.draw(st.lists(st.floats(0, window), min_size=2, max_size=2)) if learned else None
+    tensors = inputs(2, heads, block, memory, 2, window, spans, num_slots, own_positions)
+    options = {"window": window, "ramp": 2, "first_distance": 0, "filled_B": torch.tensor(filled)}
+    expected = reference.span_attention(**arguments(tensors), **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(eager, "CHUNK", chunk)
+        found = span_attention(**arguments(tensors), **options)
+        found_gradients = gradients(found, tensors)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    for name, gradient in gradients(expected, tensors).items():
+        torch.testing.assert_close(found_gradients[name], gradient, rtol=1e-9, atol=1e-10, msg=name)
+
+
+def test_what_is_not_filled_does_not_count():
+    tensors = inputs(1, 1, 2, 3, 2, 5, None)
+    del tensors["position_keys"]
+    whole = span_attention(**tensors, window=5, first_distance=0, filled_B=torch.tensor([1]))
+    cut = {name: tensor[:, :, 2:] if name != "q_BHTK" else tensor for name, tensor in tensors.items()}
+    torch.testing.assert_close(
+        whole, span_attention(**cut, window=5, first_distance=0, filled_B=torch.tensor([1]))
+    )
+    with pytest.raises(ValueError, match="first_distance"):
+        span_attention(**tensors, window=5, first_distance=1, filled_B=torch.tensor([1]))
+
+
 def test_without_positions():
     tensors = inputs(2, 2, 5, 4, 3, 6, [2.5, 0.0])
-    del tensors["position_keys_LK"]
+    del tensors["position_keys"]
     options = {"window": 6, "ramp": 2}
     expected = reference.span_attention(**tensors, **options)
     found = span_attention(**tensors, **options)

@@ -16,8 +16,10 @@ from longspan.config import (
     ModelConfig,
     ShaRnnConfig,
     SpanConfig,
+    TransformerXLConfig,
     VocabularyConfig,
 )
+from longspan.config.transformer_xl import XLVocabularyConfig
 from longspan.models import ARCHITECTURES, LanguageModel, build
 from longspan.state import State
 
@@ -34,6 +36,11 @@ SMALL = AdaptiveSpanConfig(
 ALL_ATTENTION = AllAttentionConfig(num_layers=2, width=12, num_heads=3, num_slots=5, span=SMALL.span)
 WORDS = VocabularyConfig(cutoffs=(3, 7), division=2)
 SHA_RNN = ShaRnnConfig(num_layers=2, width=12, inner_width=28, memory_length=10)
+
+TRANSFORMER_XL = TransformerXLConfig(
+    num_layers=2, width=12, num_heads=3, head_width=5, inner_width=16, memory_length=10
+)
+SAME_LENGTH = dataclasses.replace(TRANSFORMER_XL, same_length=True)
 
 
 def with_span(**changes) -> AdaptiveSpanConfig:
@@ -54,6 +61,18 @@ VARIANTS: dict[str, ModelConfig] = {
     "sha-rnn, no attention": dataclasses.replace(SHA_RNN, attention="none"),
     "sha-rnn, no memory": dataclasses.replace(SHA_RNN, memory_length=0),
     "sha-rnn, split vocabulary": dataclasses.replace(SHA_RNN, splits=(4, 6, 9)),
+    "transformer-xl": TRANSFORMER_XL,
+    "transformer-xl, same length": SAME_LENGTH,
+    "transformer-xl, clamped": dataclasses.replace(SAME_LENGTH, clamp_length=3, biases="per-layer"),
+    "transformer-xl, pre-norm": dataclasses.replace(SAME_LENGTH, norm="pre"),
+    "transformer-xl, from zeros": dataclasses.replace(SAME_LENGTH, start="zeros"),
+    "transformer-xl, from zeros, pre-norm": dataclasses.replace(TRANSFORMER_XL, start="zeros", norm="pre"),
+    "transformer-xl, adaptive softmax": dataclasses.replace(
+        TRANSFORMER_XL, vocabulary=XLVocabularyConfig(cutoffs=(4, 8), division=2)
+    ),
+    "transformer-xl, learned spans and slots": dataclasses.replace(
+        TRANSFORMER_XL, num_slots=4, span=SMALL.span
+    ),
     "adaptive-span, adaptive softmax": dataclasses.replace(SMALL, vocabulary=WORDS),
     "all-attention, tied adaptive softmax": dataclasses.replace(
         ALL_ATTENTION, vocabulary=dataclasses.replace(WORDS, tied=True, cluster_order="forward")

@@ -1,10 +1,12 @@
 """What a run is: typed, validated, TOML in and out, every field documented once."""
 
 from longspan.config.data import DataConfig, TokenizerConfig
-from longspan.config.model import AdaptiveSpanConfig, AllAttentionConfig, ModelConfig, SpanConfig
+from longspan.config.model import AdaptiveSpanConfig, AllAttentionConfig, ModelConfig
 from longspan.config.run import RunConfig
 from longspan.config.sha_rnn import ShaRnnConfig
+from longspan.config.span import SpanConfig
 from longspan.config.training import EvaluationConfig, StageConfig, TrainingConfig
+from longspan.config.transformer_xl import TransformerXLConfig
 from longspan.config.vocabulary import VocabularyConfig
 
 __all__ = [
@@ -19,5 +21,6 @@ __all__ = [
     "StageConfig",
     "TokenizerConfig",
     "TrainingConfig",
+    "TransformerXLConfig",
     "VocabularyConfig",
 ]

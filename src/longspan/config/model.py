@@ -7,34 +7,9 @@ from typing import Literal, TypeAlias
 
 from longspan.config.schema import option, section
 from longspan.config.sha_rnn import ShaRnnConfig
+from longspan.config.span import SpanConfig
+from longspan.config.transformer_xl import TransformerXLConfig
 from longspan.config.vocabulary import VocabularyConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpanConfig:
-    """Where a head may look."""
-
-    kind: Literal["learned", "fixed"] = option("learned", help="learn one span per head, or use the limit")
-    limit: int = option(1024, help="the longest distance a head can look back, in tokens")
-    ramp: int = option(32, help="over how many tokens the edge of a learned span falls from 1 to 0")
-    start: float = option(0.0, help="learned spans at the start of training, as a fraction of the limit")
-    penalty: float = option(0.0, help="loss per token of mean span in each layer")
-    memory: Literal["adaptive", "full"] = option(
-        "adaptive", help="remember as far as the layer's longest head can see, or always up to the limit"
-    )
-    softmax_over: Literal["head", "layer"] = option(
-        "head",
-        help="softmax over each head's own span, or (as the original code) over the layer's longest; "
-        "they differ only through the 1e-8 of the renormalisation",
-    )
-
-    def __post_init__(self) -> None:
-        if self.limit < 1 or self.ramp < 1:
-            raise ValueError("limit and ramp must be at least 1")
-        if not 0.0 <= self.start <= 1.0:
-            raise ValueError("start must lie between 0 and 1")
-        if not self.penalty >= 0.0:
-            raise ValueError("penalty must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +57,7 @@ class AllAttentionConfig:
         _check_vocabulary(self)
 
 
-ModelConfig: TypeAlias = AdaptiveSpanConfig | AllAttentionConfig | ShaRnnConfig
+ModelConfig: TypeAlias = AdaptiveSpanConfig | AllAttentionConfig | ShaRnnConfig | TransformerXLConfig
 
 
 def _check_sizes(config: ModelConfig, *names: str) -> None:
@@ -96,7 +71,7 @@ def _check_heads(config: AdaptiveSpanConfig | AllAttentionConfig) -> None:
         raise ValueError(f"width {config.width} is not a multiple of num_heads {config.num_heads}")
 
 
-def _check_dropout(config: ModelConfig) -> None:
+def _check_dropout(config: AdaptiveSpanConfig | AllAttentionConfig) -> None:
     if not all(0.0 <= part < 1.0 for part in (config.dropout, config.embedding_dropout)):
         raise ValueError("dropout and embedding_dropout must be at least 0 and below 1")
 

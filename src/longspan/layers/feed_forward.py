@@ -11,17 +11,20 @@ from longspan.state import State
 
 
 class FeedForward(Block):
-    """FF(u) = W2 dropout(relu(W1 u + b1)) + b2, with a residual.
+    """FF(u) = W2 dropout(relu(W1 u + b1)) + b2, with a residual; `output_dropout` acts on FF(u).
 
     Post-norm: out = LN(u + FF(u)). Pre-norm: out = u + FF(LN(u)).
     """
 
-    def __init__(self, width: int, inner_width: int, *, dropout: float, norm_first: bool) -> None:
+    def __init__(
+        self, width: int, inner_width: int, *, dropout: float, output_dropout: float = 0.0, norm_first: bool
+    ) -> None:
         super().__init__()
         self.expand = nn.Linear(width, inner_width)
         self.contract = nn.Linear(inner_width, width)
         self.norm = nn.LayerNorm(width)
         self.dropout = dropout
+        self.output_dropout = output_dropout
         self.norm_first = norm_first
 
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
@@ -31,4 +34,5 @@ class FeedForward(Block):
 
     def _feed_forward(self, h_BTD: Tensor) -> Tensor:
         inner = torch.relu(self.expand(h_BTD))
-        return self.contract(F.dropout(inner, self.dropout, self.training))
+        out = self.contract(F.dropout(inner, self.dropout, self.training))
+        return F.dropout(out, self.output_dropout, self.training)

@@ -1,6 +1,6 @@
 """Where a head may look: the same distance for all heads, or one learned span per head.
 
-A span module answers three questions: how far each head must be computed (`windows`), how much must be
+A span module answers three questions: how far each head must be computed (`windows_for`), how much must be
 remembered (`memory_length`), and which soft edge the kernel applies (`spans_H`, `ramp`). The first two are
 plain integers, refreshed after every update, so that no forward pass has to ask the device.
 """
@@ -26,12 +26,11 @@ WINDOW_STEP = 16
 class Span(nn.Module, ABC):
     """Where the heads of one layer may look."""
 
-    ramp: int
+    ramp: int = 1
 
-    @property
     @abstractmethod
-    def windows(self) -> tuple[int, ...]:
-        """For each head, how many distances must be computed."""
+    def windows_for(self, block: int) -> tuple[int, ...]:
+        """For each head, how many distances must be computed for a block of this many tokens."""
 
     @property
     @abstractmethod
@@ -51,13 +50,31 @@ class FixedSpan(Span):
         self.ramp = config.ramp
         self._windows = (config.limit,) * num_heads
 
-    @property
-    def windows(self) -> tuple[int, ...]:
+    def windows_for(self, block: int) -> tuple[int, ...]:
         return self._windows
 
     @property
     def memory_length(self) -> int:
         return self._windows[0]
+
+    def spans_H(self) -> Tensor | None:
+        return None
+
+
+class WholeMemory(Span):
+    """Every query sees all of the memory, and the block up to itself: later queries see further back."""
+
+    def __init__(self, memory_length: int, num_heads: int) -> None:
+        super().__init__()
+        self._memory_length = memory_length
+        self._num_heads = num_heads
+
+    def windows_for(self, block: int) -> tuple[int, ...]:
+        return (self._memory_length + block,) * self._num_heads
+
+    @property
+    def memory_length(self) -> int:
+        return self._memory_length
 
     def spans_H(self) -> Tensor | None:
         return None
@@ -81,6 +98,9 @@ class LearnedSpan(Span):
 
     @property
     def windows(self) -> tuple[int, ...]:
+        return self._windows
+
+    def windows_for(self, block: int) -> tuple[int, ...]:
         return self._windows
 
     @property

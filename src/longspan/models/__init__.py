@@ -11,6 +11,7 @@ from longspan.models.all_attention import all_attention
 from longspan.models.interface import LanguageModel
 from longspan.models.sha_rnn import sha_rnn
 from longspan.models.stack import Stack
+from longspan.models.transformer_xl import transformer_xl
 
 __all__ = ["ARCHITECTURES", "LanguageModel", "Stack", "build"]
 
@@ -18,6 +19,7 @@ ARCHITECTURES: dict[str, Callable[[Any, int], LanguageModel]] = {
     "adaptive-span": adaptive_span,
     "all-attention": all_attention,
     "sha-rnn": sha_rnn,
+    "transformer-xl": transformer_xl,
 }
 
 

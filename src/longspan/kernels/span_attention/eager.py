@@ -33,7 +33,9 @@ def span_attention(
     v_BHSK: Tensor,
     *,
     window: int,
-    position_keys_LK: Tensor | None = None,
+    position_keys: Tensor | None = None,
+    position_q_BHTK: Tensor | None = None,
+    filled_B: Tensor | None = None,
     slots: tuple[Tensor, Tensor] | None = None,
     spans_H: Tensor | None = None,
     ramp: int = 1,
@@ -42,9 +44,13 @@ def span_attention(
 ) -> Tensor:
     """As described in the package's docstring, [B, H, T, K]; the last T keys belong to the block of queries.
 
-    Row i of `position_keys_LK` belongs to distance `first_distance + i`. `slots` are keys and values, each
+    Row i of `position_keys`, [L, K] or [H, L, K], belongs to distance `first_distance + i`; their queries are
+    `position_q_BHTK`, or else q. `filled_B` says how many of the last keys before the block are there; it
+    needs `first_distance` 0, so that every query sees at least itself. `slots` are keys and values, each
     [H, P, K]. `spans_H` are in tokens and get a gradient. `dropout` acts on the weights and is off at 0.
     """
+    if filled_B is not None and first_distance != 0:
+        raise ValueError("with filled_B a query must see itself: first_distance must be 0")
     batch, heads, block, width = q_BHTK.shape
     slot_k_HPK, slot_v_HPK = (None, None) if slots is None else (x.to(q_BHTK.dtype) for x in slots)
     mask_HX = None
@@ -53,17 +59,20 @@ def span_attention(
         if slot_k_HPK is not None:
             mask_HX = F.pad(mask_HX, (0, slot_k_HPK.shape[1]), value=1.0)
     p_WK = None
-    if position_keys_LK is not None:
-        p_WK = position_keys_LK[:window].flip(0).to(q_BHTK.dtype)
+    if position_keys is not None:
+        p_WK = position_keys[..., :window, :].flip(-2).to(q_BHTK.dtype)
+    position_q_NTK = None if position_q_BHTK is None else position_q_BHTK.flatten(0, 1) / math.sqrt(width)
     with torch.autocast(q_BHTK.device.type, enabled=False):
         out_NTK: Tensor = _SpanAttention.apply(  # type: ignore[no-untyped-call]
             q_BHTK.reshape(batch * heads, block, width) / math.sqrt(width),
             _band(k_BHSK, window, block, first_distance),
             _band(v_BHSK, window, block, first_distance),
+            position_q_NTK,
             p_WK,
             slot_k_HPK,
             slot_v_HPK,
             mask_HX,
+            filled_B,
             dropout,
         )
     return out_NTK.view(batch, heads, block, width)
@@ -97,6 +106,15 @@ def _chunks(q_NTK: Tensor, k_NSK: Tensor) -> Iterator[_Chunk]:
         yield _Chunk(slice(start, stop), slice(start, stop + window))
 
 
+def _unseen(filled_B: Tensor | None, queries: slice, window: int) -> Tensor | None:
+    """Which distances, oldest first, reach back before the text of a row began: [B, C, W]."""
+    if filled_B is None:
+        return None
+    query_C = torch.arange(queries.start, queries.stop, device=filled_B.device)
+    distance_W = torch.arange(window - 1, -1, -1, device=filled_B.device)
+    return distance_W > (filled_B[:, None] + query_C)[..., None]
+
+
 def _by_distance(table_NCG: Tensor) -> Tensor:
     """The view of a contiguous table in key layout that has one column per distance, oldest first."""
     rows, columns = table_NCG.shape[1:]
@@ -114,7 +132,8 @@ def _key_layout_zeros(q_NCK: Tensor, window: int) -> Tensor:
 
 
 class _SpanAttention(torch.autograd.Function):
-    """q is scaled already; k and v are bands; p and the mask are oldest first, and slots come last.
+    """q and the queries of positions are scaled already; k and v are bands; p, [W, K] or [H, W, K], and the
+    mask are oldest first, and slots come last.
 
     The weights are kept as a m, before the division by `total` = <a, m> + e, which is done on the output:
     with o = (a m) v / total, the gradient of a m is (do . v - do . o) / total.
@@ -126,16 +145,25 @@ class _SpanAttention(torch.autograd.Function):
         q_NTK: Tensor,
         k_NSK: Tensor,
         v_NSK: Tensor,
+        position_q_NTK: Tensor | None,
         p_WK: Tensor | None,
         slot_k_HPK: Tensor | None,
         slot_v_HPK: Tensor | None,
         mask_HX: Tensor | None,
+        filled_B: Tensor | None,
         dropout: float,
     ) -> Tensor:
         window = k_NSK.shape[1] - q_NTK.shape[1]
         out, saved = [], []
         for chunk in _chunks(q_NTK, k_NSK):
-            a_NCX = _softmax(q_NTK[:, chunk.queries], k_NSK[:, chunk.keys], p_WK, slot_k_HPK)
+            a_NCX = _softmax(
+                q_NTK[:, chunk.queries],
+                k_NSK[:, chunk.keys],
+                (q_NTK if position_q_NTK is None else position_q_NTK)[:, chunk.queries],
+                p_WK,
+                slot_k_HPK,
+                _unseen(filled_B, chunk.queries, window),
+            )
             kept_NCX = torch.rand_like(a_NCX).ge_(dropout).div_(1 - dropout) if dropout > 0 else None
             used_NCX = a_NCX if kept_NCX is None else a_NCX * kept_NCX
             used_NCG = _key_layout_zeros(q_NTK[:, chunk.queries], window)
@@ -150,19 +178,22 @@ class _SpanAttention(torch.autograd.Function):
             out.append(out_NCK)
             saved += [a_NCX, used_NCG, total_NC1, kept_NCX]
         out_NTK = torch.cat(out, dim=1)
-        ctx.save_for_backward(q_NTK, k_NSK, v_NSK, p_WK, slot_k_HPK, slot_v_HPK, mask_HX, out_NTK, *saved)
+        inputs = (q_NTK, k_NSK, v_NSK, position_q_NTK, p_WK, slot_k_HPK, slot_v_HPK, mask_HX)
+        ctx.save_for_backward(*inputs, out_NTK, *saved)
         return out_NTK
 
     @staticmethod
     def backward(ctx: Any, dout_NTK: Tensor) -> tuple[Tensor | None, ...]:
-        q_NTK, k_NSK, v_NSK, p_WK, slot_k_HPK, slot_v_HPK, mask_HX, out_NTK, *saved = ctx.saved_tensors
+        q_NTK, k_NSK, v_NSK, position_q_NTK, p_WK, slot_k_HPK, slot_v_HPK, mask_HX, out_NTK, *saved = (
+            ctx.saved_tensors
+        )
         window = k_NSK.shape[1] - q_NTK.shape[1]
         exact = torch.promote_types(q_NTK.dtype, torch.float32)  # chunks overlap: sums want full precision
         inputs = (k_NSK, v_NSK, p_WK, slot_k_HPK, slot_v_HPK, mask_HX)
         sums: list[Any] = [None if x is None else torch.zeros_like(x, dtype=exact) for x in inputs]
         dk_NSK, dv_NSK, dp_WK, dslot_k_HPK, dslot_v_HPK, dmask_HX = sums
         inner_NT1 = (dout_NTK * out_NTK).sum(-1, keepdim=True, dtype=exact)
-        dq = []
+        dq, dposition_q = [], []
         for number, chunk in enumerate(_chunks(q_NTK, k_NSK)):
             a_NCX, used_NCG, total_NC1, kept_NCX = saved[4 * number : 4 * number + 4]
             q_NCK, k_NGK, v_NGK = q_NTK[:, chunk.queries], k_NSK[:, chunk.keys], v_NSK[:, chunk.keys]
@@ -193,21 +224,38 @@ class _SpanAttention(torch.autograd.Function):
             dk_NSK[:, chunk.keys] += torch.bmm(ds_NCG.mT, q_NCK)
             dq_NCK = torch.bmm(ds_NCG, k_NGK)
             if p_WK is not None:
-                dq_NCK += ds_NCW @ p_WK
-                dp_WK += ds_NCW.flatten(0, 1).mT @ q_NCK.flatten(0, 1)
+                if position_q_NTK is None:
+                    dq_NCK += _times_positions(ds_NCW, p_WK)
+                    dp_WK += _sum_over_queries(ds_NCW, q_NCK, p_WK)
+                else:
+                    dposition_q.append(_times_positions(ds_NCW, p_WK))
+                    dp_WK += _sum_over_queries(ds_NCW, position_q_NTK[:, chunk.queries], p_WK)
             if slot_k_HPK is not None:
                 dq_NCK += _per_head(ds_NCX[..., window:], slot_k_HPK)
                 dslot_k_HPK += _sum_per_head(ds_NCX[..., window:], q_NCK, slot_k_HPK)
             dq.append(dq_NCK)
-        found = [None if x is None else total.to(x.dtype) for x, total in zip(inputs, sums, strict=True)]
-        return torch.cat(dq, dim=1), *found, None
+        dk, dv, *others = [
+            None if x is None else total.to(x.dtype) for x, total in zip(inputs, sums, strict=True)
+        ]
+        dposition_q_NTK = torch.cat(dposition_q, dim=1) if dposition_q else None
+        return torch.cat(dq, dim=1), dk, dv, dposition_q_NTK, *others, None, None
 
 
-def _softmax(q_NCK: Tensor, k_NGK: Tensor, p_WK: Tensor | None, slot_k_HPK: Tensor | None) -> Tensor:
+def _softmax(
+    q_NCK: Tensor,
+    k_NGK: Tensor,
+    position_q_NCK: Tensor,
+    p_WK: Tensor | None,
+    slot_k_HPK: Tensor | None,
+    unseen_BCW: Tensor | None,
+) -> Tensor:
     """Over the distances of the window, oldest first, and then the slots."""
     scores = _by_distance(torch.bmm(q_NCK, k_NGK.mT))
     if p_WK is not None:
-        scores = (q_NCK @ p_WK.mT).add_(scores)
+        scores = _times_positions(position_q_NCK, p_WK.mT).add_(scores)
+    if unseen_BCW is not None:
+        scores_BHCW = scores.unflatten(0, (unseen_BCW.shape[0], -1))
+        scores = scores_BHCW.masked_fill(unseen_BCW[:, None], -math.inf).flatten(0, 1)
     if slot_k_HPK is not None:
         scores = torch.cat([scores, _per_head(q_NCK, slot_k_HPK.mT)], dim=-1)
     return torch.softmax(scores, dim=-1, dtype=torch.promote_types(q_NCK.dtype, torch.float32))
@@ -219,6 +267,18 @@ def _times_mask(a_NCW: Tensor, mask_HX: Tensor | None, *, into: Tensor) -> None:
     else:
         mask_H1W = mask_HX[:, None, : a_NCW.shape[-1]]
         torch.mul(_heads(a_NCW, mask_HX), mask_H1W, out=_heads(into, mask_HX))
+
+
+def _times_positions(x_NCX: Tensor, p: Tensor) -> Tensor:
+    """Rows times the position keys, the same for all heads or each head's own."""
+    return x_NCX @ p if p.dim() == 2 else _per_head(x_NCX, p)
+
+
+def _sum_over_queries(x_NCW: Tensor, y_NCK: Tensor, p: Tensor) -> Tensor:
+    """The sum over batch and queries of x times y, in the shape of the position keys."""
+    if p.dim() == 2:
+        return x_NCW.flatten(0, 1).mT @ y_NCK.flatten(0, 1)
+    return _sum_per_head(x_NCW, y_NCK, p)
 
 
 def _heads(x_NCX: Tensor, per_head: Tensor) -> Tensor:

@@ -16,7 +16,9 @@ def span_attention(
     v_BHSK: Tensor,
     *,
     window: int,
-    position_keys_LK: Tensor | None = None,
+    position_keys: Tensor | None = None,
+    position_q_BHTK: Tensor | None = None,
+    filled_B: Tensor | None = None,
     slots: tuple[Tensor, Tensor] | None = None,
     spans_H: Tensor | None = None,
     ramp: int = 1,
@@ -31,13 +33,18 @@ def span_attention(
         for h in range(heads):
             for t in range(block):
                 q = q_BHTK[b, h, t]
+                position_q = q if position_q_BHTK is None else position_q_BHTK[b, h, t]
                 scores, values, mask = [], [], []
                 for i in range(window):
-                    key = num_keys - block + t - (first_distance + i)
+                    distance = first_distance + i
+                    if filled_B is not None and distance > t + filled_B[b]:
+                        continue
+                    key = num_keys - block + t - distance
                     k, v = (k_BHSK[b, h, key], v_BHSK[b, h, key]) if key >= 0 else (nothing, nothing)
                     score = q @ k
-                    if position_keys_LK is not None:
-                        score = score + q @ position_keys_LK[i]
+                    if position_keys is not None:
+                        p_LK = position_keys if position_keys.dim() == 2 else position_keys[h]
+                        score = score + position_q @ p_LK[i]
                     scores.append(score / math.sqrt(width))
                     values.append(v)
                     if spans_H is not None:

@@ -1,0 +1,93 @@
+"""What a Transformer-XL is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from longspan.config.schema import option, section
+from longspan.config.span import SpanConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class XLVocabularyConfig:
+    """How Transformer-XL reads and predicts words."""
+
+    cutoffs: tuple[int, ...] = option(
+        (), help="where the vocabulary, sorted by frequency, is cut for the softmax; none for a plain softmax"
+    )
+    division: int = option(1, help="how many times narrower each cluster is than the one before")
+    table_width: int | None = option(None, help="width of the embedding's table (default: the model's width)")
+    tied: bool = option(True, help="predict with the tables of the embedding")
+    tied_projections: Literal["none", "all-but-first", "all"] = option(
+        "all-but-first", help="which clusters predict through the projections of the embedding, if it has any"
+    )
+    cluster_order: Literal["from-end", "forward"] = option(
+        "from-end", help="cluster 1 is the last column of the first softmax (from-end) or its first"
+    )
+
+    def __post_init__(self) -> None:
+        if any(start >= end for start, end in pairwise((0, *self.cutoffs))):
+            raise ValueError("cutoffs must be above 0 and increase")
+        if self.division < 1 or (self.table_width is not None and self.table_width < 1):
+            raise ValueError("division and table_width must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerXLConfig:
+    """The transformer of "Transformer-XL" (Dai et al., 2019).
+
+    No weight depends on memory_length, same_length or clamp_length: they may be changed for evaluation.
+    """
+
+    architecture: Literal["transformer-xl"] = option("transformer-xl", help="which kind of model")
+    num_layers: int = option(12, help="layers, each attention followed by feed-forward")
+    width: int = option(512, help="size of the hidden states; even")
+    num_heads: int = option(8, help="attention heads per layer")
+    head_width: int | None = option(None, help="size of a head (default: width / num_heads)")
+    inner_width: int = option(2048, help="size of the feed-forward layer's hidden part")
+    dropout: float = option(
+        0.0, help="dropout on embeddings, sinusoids, all layers' outputs, and inside them"
+    )
+    attention_dropout: float = option(0.0, help="dropout on attention weights")
+    norm: Literal["post", "pre"] = option(
+        "post", help="normalise after each residual sum (original) or before each block; no norm at the end"
+    )
+    memory_length: int = option(512, help="hidden states that each layer remembers from before the block")
+    same_length: bool = option(
+        False, help="every position sees exactly memory_length positions, itself among them"
+    )
+    clamp_length: int | None = option(None, help="all distances beyond this one count as this one")
+    start: Literal["empty", "zeros"] = option(
+        "empty", help="a text begins without memory, or (Hugging Face) with zeros that take part in attention"
+    )
+    biases: Literal["shared", "per-layer"] = option(
+        "shared", help="whether all layers share the two biases of the queries"
+    )
+    num_slots: int = option(0, help="persistent keys and values of every head, as in all-attention")
+    span: SpanConfig | None = option(
+        None, help="spans as in adaptive-span, up to a limit of memory_length (default: the whole memory)"
+    )
+    vocabulary: XLVocabularyConfig = section(XLVocabularyConfig, help="how words are read and predicted")
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "width", "num_heads", "inner_width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if self.width % 2:
+            raise ValueError(f"width must be even, half sines and half cosines, not {self.width}")
+        if self.head_width is None and self.width % self.num_heads:
+            raise ValueError(
+                f"width {self.width} is not a multiple of num_heads {self.num_heads}: give a head_width"
+            )
+        if self.head_width is not None and self.head_width < 1:
+            raise ValueError("head_width must be at least 1")
+        if min(self.memory_length, self.num_slots) < 0 or (self.clamp_length or 0) < 0:
+            raise ValueError("memory_length, num_slots and clamp_length must not be negative")
+        if self.same_length and self.memory_length < 1:
+            raise ValueError("same_length needs a memory_length of at least 1")
+        if self.span is not None and (self.same_length or self.span.limit != self.memory_length):
+            raise ValueError("with a span leave same_length off and let span.limit equal memory_length")
+        if not all(0.0 <= part < 1.0 for part in (self.dropout, self.attention_dropout)):
+            raise ValueError("dropout and attention_dropout must be at least 0 and below 1")

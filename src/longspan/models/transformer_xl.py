@@ -1,0 +1,127 @@
+"""Transformer-XL: Attentive Language Models beyond a Fixed-Length Context (Dai et al., 2019).
+
+Every layer is attention over the block and a memory of the layer's past inputs, and then feed-forward:
+
+    u = LN(h + attention(h; memory));    out = LN(u + W2 relu(W1 u + b1) + b2)
+
+Attention counts distance by projected sinusoids, with two biases in the place of absolute positions
+(section 3.3):  score(i, d) = ((q_i + u) . k_{i-d} + (q_i + v) . R sinusoid(d)) / sqrt(K),  d = 0, 1, ...
+Embeddings are multiplied by sqrt(width).
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from longspan.config import SpanConfig, TransformerXLConfig
+from longspan.config.transformer_xl import XLVocabularyConfig
+from longspan.heads import AdaptiveSoftmaxHead
+from longspan.layers.attention import Attention
+from longspan.layers.block import Block
+from longspan.layers.embeddings import AdaptiveEmbedding
+from longspan.layers.feed_forward import FeedForward
+from longspan.layers.positions import QueryBiases, SinusoidDistances
+from longspan.layers.slots import PersistentSlots
+from longspan.layers.span import FixedSpan, Span, WholeMemory, build_span
+from longspan.models.stack import Stack
+
+
+def transformer_xl(config: TransformerXLConfig, vocabulary_size: int) -> Stack:
+    head_width = config.head_width or config.width // config.num_heads
+    norm_first = config.norm == "pre"
+    biases = QueryBiases(config.num_heads, head_width) if config.biases == "shared" else None
+    blocks: list[Block] = []
+    for _ in range(config.num_layers):
+        blocks += [
+            Attention(
+                config.width,
+                config.num_heads,
+                head_width=head_width,
+                span=_span(config),
+                positions=SinusoidDistances(
+                    config.width,
+                    config.num_heads,
+                    head_width,
+                    biases=biases,
+                    clamp=config.clamp_length,
+                    dropout=config.dropout,
+                ),
+                slots=_slots(config, head_width),
+                dropout=config.attention_dropout,
+                output_dropout=config.dropout,
+                norm_first=norm_first,
+                norm_recalled=True,
+                sees_itself=True,
+                empty_start=config.start == "empty",
+            ),
+            FeedForward(
+                config.width,
+                config.inner_width,
+                dropout=config.dropout,
+                output_dropout=config.dropout,
+                norm_first=norm_first,
+            ),
+        ]
+    embedding, head = _embedding_and_head(config.vocabulary, config.width, vocabulary_size)
+    model = Stack(
+        embedding,
+        blocks,
+        head,
+        shared={} if biases is None else {"biases": biases},
+        dropout=config.dropout,
+    )
+    # With the whole memory, the last position of a long block sees further back than that of a short one.
+    model.block_invariant = config.same_length or config.span is not None
+    _initial_values(model)
+    return model
+
+
+def _span(config: TransformerXLConfig) -> Span:
+    if config.span is not None:
+        return build_span(config.span, config.num_heads)
+    if config.same_length:
+        return FixedSpan(SpanConfig(kind="fixed", limit=config.memory_length), config.num_heads)
+    return WholeMemory(config.memory_length, config.num_heads)
+
+
+def _slots(config: TransformerXLConfig, head_width: int) -> PersistentSlots | None:
+    return PersistentSlots(config.num_heads, config.num_slots, head_width) if config.num_slots else None
+
+
+def _embedding_and_head(
+    config: XLVocabularyConfig, width: int, vocabulary_size: int
+) -> tuple[AdaptiveEmbedding, AdaptiveSoftmaxHead]:
+    embedding = AdaptiveEmbedding(
+        vocabulary_size,
+        width,
+        cutoffs=config.cutoffs,
+        division=config.division,
+        table_width=config.table_width,
+        one_table=config.division == 1,
+    )
+    first, rest = config.tied_projections == "all", config.tied_projections != "none"
+    head = AdaptiveSoftmaxHead(
+        embedding,
+        tie_tables=config.tied,
+        tie_projections=[first] + [rest] * len(config.cutoffs),
+        cluster_order=config.cluster_order,
+    )
+    return embedding, head
+
+
+def _initial_values(model: Stack) -> None:
+    """Those of the original: all weights N(0, 0.02), but projections of words N(0, 0.01); biases 0."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.normal_(module.weight, mean=1.0, std=0.02)
+        elif isinstance(module, QueryBiases):
+            nn.init.normal_(module.content_HK, std=0.02)
+            nn.init.normal_(module.distance_HK, std=0.02)
+        elif isinstance(module, (AdaptiveEmbedding, AdaptiveSoftmaxHead)):
+            for name, weight in module.named_parameters():
+                if "bias" not in name:
+                    nn.init.normal_(weight, std=0.01 if name.startswith("projections") else 0.02)
