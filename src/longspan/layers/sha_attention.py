@@ -15,7 +15,7 @@ from longspan.state import State
 class SingleHeadAttention(Block):
     """out = x + dropout(softmax(q kᵀ / √D) v) with x = LN(h) and g = [memory; LN'(h)]:
 
-        q = σ(a) LN(Wq x + b),    k = σ(b) g,    v = gate g
+        q = σ(s) LN(Wq x + b),    k = σ(s') g,    v = gate g
 
     Keys and values are scaled memory, without matrices of their own, and there are no positions. So the
     scales act on the query and on the result, and the memory itself is attended to.
@@ -81,7 +81,7 @@ class SingleHeadAttention(Block):
 
 
 class ValueGate(nn.Module):
-    """gate = σ(f) tanh(c) with [c; f] = W σ(a) + b: a vector, learned through more weights than it has."""
+    """gate = σ(f) tanh(c) with [c; f] = W σ(s) + b: a vector, learned through more weights than it has."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -108,6 +108,6 @@ class FixedGate(nn.Module):
 
 def _visible(block: int, keys: int, filled_B: Tensor) -> Tensor:
     """[B, T, S]: a position sees itself and what is before it, as far back as its text goes."""
-    s_S = torch.arange(keys - block, -block, -1, device=filled_B.device).neg()  # the block begins at 0
+    s_S = torch.arange(block - keys, block, device=filled_B.device)  # the block begins at 0
     t_T1 = torch.arange(block, device=filled_B.device)[:, None]
     return (s_S <= t_T1) & (s_S >= -filled_B[:, None])[:, None]
