@@ -52,6 +52,17 @@ def test_it_builds_and_is_as_large_as_expected(config: RunConfig) -> None:
         assert num_parameters == pytest.approx(config.expected["parameters"], rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("name", "vocabulary_size", "parameters"),
+    [("txl-enwik8", 204, 41e6), ("txl-wikitext-103", 267_735, 151e6)],
+)
+def test_transformer_xl_is_as_large_as_published(name: str, vocabulary_size: int, parameters: float) -> None:
+    config = schema.read(RunConfig, recipes.load(name))
+    with torch.device("meta"):
+        model = build(config.model, vocabulary_size)
+    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(parameters, rel=0.01)
+
+
 def test_words_in_clusters_make_wiki103_as_small_as_published() -> None:
     config = schema.read(RunConfig, recipes.load("wiki103-pers"))
     with torch.device("meta"):
