@@ -24,7 +24,7 @@ def inputs(
     limit: int,
     spans: list[float] | None,
     num_slots: int = 0,
-    own_positions: bool = False,
+    positions: str = "shared",
 ) -> dict[str, Tensor]:
     def leaf(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
@@ -33,10 +33,12 @@ def inputs(
         "q_BHTK": leaf(batch, heads, block, width),
         "k_BHSK": leaf(batch, heads, memory + block, width),
         "v_BHSK": leaf(batch, heads, memory + block, width),
-        "position_keys": leaf(heads, limit, width) if own_positions else leaf(limit, width),
+        "position_keys": leaf(limit, width),
     }
-    if own_positions:
-        made["position_q_BHTK"] = leaf(batch, heads, block, width)
+    if positions == "per head":
+        made |= {"position_q": leaf(batch, heads, block, width), "position_keys": leaf(heads, limit, width)}
+    if positions == "wider":
+        made |= {"position_q": leaf(batch, heads, block, width + 1), "position_keys": leaf(limit, width + 1)}
     if num_slots:
         made |= {"slot_k": leaf(heads, num_slots, width), "slot_v": leaf(heads, num_slots, width)}
     if spans is not None:
@@ -101,17 +103,17 @@ def test_eager_path_equals_the_loops(
     window=st.integers(1, 12),
     learned=st.booleans(),
     num_slots=st.integers(0, 2),
-    own_positions=st.booleans(),
+    positions=st.sampled_from(["shared", "per head", "wider"]),
     chunk=st.integers(1, 4),
     data=st.data(),
 )
 def test_memory_that_is_not_yet_filled_and_positions_of_each_head(
-    block, memory, window, learned, num_slots, own_positions, chunk, data
+    block, memory, window, learned, num_slots, positions, chunk, data
 ):
     heads = 2
     filled = data.draw(st.lists(st.integers(0, memory), min_size=2, max_size=2))
     spans = data.draw(st.lists(st.floats(0, window), min_size=2, max_size=2)) if learned else None
-    tensors = inputs(2, heads, block, memory, 2, window, spans, num_slots, own_positions)
+    tensors = inputs(2, heads, block, memory, 2, window, spans, num_slots, positions)
     options = {"window": window, "ramp": 2, "first_distance": 0, "filled_B": torch.tensor(filled)}
     expected = reference.span_attention(**arguments(tensors), **options)
     with pytest.MonkeyPatch.context() as patch:

@@ -55,6 +55,20 @@ def test_outputs_with_carried_memory(golden, group):
         close(model.head.log_probs(hidden), expected, rounding, "log-probabilities")
 
 
+def test_half_precision_stays_close():
+    golden = Golden.load("txl_prenorm_untied")
+    model = build_original(golden)
+    x, y = golden.blocks("evalA")[0]
+    losses = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            hidden, state = model(x, model.initial_state(x.shape[0]))
+            hidden, _ = model(x, state)  # with a memory
+            losses.append(model.head.nll(hidden, y).mean())
+        losses[-1].backward()
+    torch.testing.assert_close(losses[1], losses[0], rtol=0.02, atol=0)
+
+
 def memory_filled(state: State) -> set[int]:
     counters = [leaf for name, leaf in state.flatten().items() if name.endswith("filled")]
     return set(torch.cat(counters).tolist())

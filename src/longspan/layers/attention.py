@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from longspan.kernels.span_attention import head_groups, span_attention
 from longspan.layers.block import Block
+from longspan.layers.head_rows import of_heads
 from longspan.layers.positions import Positions
 from longspan.layers.slots import PersistentSlots
 from longspan.layers.span import Span
@@ -111,15 +112,14 @@ class Attention(Block):
         """One group of heads, over the block and the memory as far back as the longest of them sees."""
         past_k_BGMK, past_v_BGMK = self._recall(state, heads, window)
         spans_H = self.span.spans_H()
-        positions = self._positions[0]
-        content_q_BGTK, position_q_BGTK = positions.queries(q_BGTK, heads)
+        terms = self._positions[0].terms(q_BGTK, window, heads)
         return span_attention(
-            content_q_BGTK,
+            terms.content_q_BGTK,
             torch.cat([past_k_BGMK, k_BGTK], dim=2),
             torch.cat([past_v_BGMK, v_BGTK], dim=2),
             window=window,
-            position_keys=positions.keys(window, heads),
-            position_q_BHTK=position_q_BGTK,
+            position_keys=terms.distance_keys,
+            position_q=terms.distance_q,
             filled_B=self._filled(state) if self.sees_itself else None,
             first_distance=0 if self.sees_itself else 1,
             slots=None if self.slots is None else self.slots.of(heads),
@@ -131,8 +131,11 @@ class Attention(Block):
     def _recall(self, state: State, heads: list[int], reach: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the last `reach` remembered positions for some of the heads."""
         if "keys" in state:
-            keys_BHMK, values_BHMK = state.tensor("keys"), state.tensor("values")
-            return keys_BHMK[:, :, -reach:][:, heads], values_BHMK[:, :, -reach:][:, heads]
+            near = (state.tensor(name)[:, :, -reach:] for name in ("keys", "values"))
+            keys_BGMK, values_BGMK = (
+                of_heads(x_BHMK.transpose(0, 1), heads).transpose(0, 1) for x_BHMK in near
+            )
+            return keys_BGMK, values_BGMK
         near_BMD = state.tensor("memory")[:, -reach:]
         if self.norm_recalled:
             near_BMD = self.norm(near_BMD)
@@ -163,7 +166,8 @@ class Attention(Block):
 
     def _rows(self, weight: Tensor, heads: list[int]) -> Tensor:
         """The rows of a matrix that belong to these heads, in their order."""
-        return torch.unflatten(weight, 0, (self.num_heads, self.head_width))[heads].flatten(0, 1)
+        by_head = torch.unflatten(weight, 0, (self.num_heads, self.head_width))
+        return of_heads(by_head, heads).flatten(0, 1)
 
     def _split(self, x_BTD: Tensor) -> Tensor:
         """[B, T, heads x K] -> [B, heads, T, K], for any number of heads."""

@@ -1,15 +1,30 @@
 """How distance counts in attention.
 
-Shapes: B batch, H heads, G heads of a group, T block, W window, L longest distance, K head width, D width.
+Shapes: B batch, H heads, G heads of a group, T block, W window, L longest distance, K head width, D width,
+N = B x T queries.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from longspan.layers.head_rows import of_heads
+
+
+class Terms(NamedTuple):
+    """What is multiplied: queries of the content, queries of the distance where they differ, and its keys.
+
+    Keys are nearest first, for all heads alike or one table for each.
+    """
+
+    content_q_BGTK: Tensor
+    distance_q: Tensor | None
+    distance_keys: Tensor
 
 
 class Positions(nn.Module, ABC):
@@ -19,12 +34,8 @@ class Positions(nn.Module, ABC):
     """Whether all layers use the same object, which the model then owns."""
 
     @abstractmethod
-    def keys(self, window: int, heads: list[int]) -> Tensor:
-        """Keys of the nearest distances, nearest first: [L, K] for all heads alike, or [G, W, K]."""
-
-    def queries(self, q_BGTK: Tensor, heads: list[int]) -> tuple[Tensor, Tensor | None]:
-        """The queries of the content, and those of the distance where they differ."""
-        return q_BGTK, None
+    def terms(self, q_BGTK: Tensor, window: int, heads: list[int]) -> Terms:
+        """For the queries of some of the heads, over the `window` nearest distances."""
 
 
 class LearnedDistanceKeys(Positions):
@@ -39,8 +50,8 @@ class LearnedDistanceKeys(Positions):
         super().__init__()
         self.keys_LK = nn.Parameter(torch.randn(limit, head_width))
 
-    def keys(self, window: int, heads: list[int]) -> Tensor:
-        return self.keys_LK
+    def terms(self, q_BGTK: Tensor, window: int, heads: list[int]) -> Terms:
+        return Terms(q_BGTK, None, self.keys_LK)
 
 
 class QueryBiases(nn.Module):
@@ -80,15 +91,18 @@ class SinusoidDistances(Positions):
             self.biases = biases = QueryBiases(num_heads, head_width)
         self._biases = (biases,)  # in a tuple shared ones are not registered again
 
-    def keys(self, window: int, heads: list[int]) -> Tensor:
-        weight_HKD = torch.unflatten(self.project.weight, 0, (self.num_heads, -1))[heads]
-        distance_W = torch.arange(window, device=weight_HKD.device)
-        waves_WD = sinusoids(distance_W.clamp(0, self.clamp), weight_HKD.shape[-1]).to(weight_HKD.dtype)
-        return F.dropout(waves_WD, self.dropout, self.training) @ weight_HKD.mT
-
-    def queries(self, q_BGTK: Tensor, heads: list[int]) -> tuple[Tensor, Tensor | None]:
-        u_HK, v_HK = self._biases[0].content_HK, self._biases[0].distance_HK
-        return q_BGTK + u_HK[heads, None], q_BGTK + v_HK[heads, None]
+    def terms(self, q_BGTK: Tensor, window: int, heads: list[int]) -> Terms:
+        u_HK, v_HK = (x.to(q_BGTK.dtype) for x in (self._biases[0].content_HK, self._biases[0].distance_HK))
+        content_q, distance_q = q_BGTK + u_HK[heads, None], q_BGTK + v_HK[heads, None]
+        weight_GKD = of_heads(torch.unflatten(self.project.weight, 0, (self.num_heads, -1)), heads)
+        head_width, width = weight_GKD.shape[1:]
+        distance_W = torch.arange(window, device=weight_GKD.device).clamp(0, self.clamp)
+        waves_WD = F.dropout(sinusoids(distance_W, width).to(weight_GKD.dtype), self.dropout, self.training)
+        # (q R) . sinusoid = q . (R sinusoid): when few queries look far back, as in decoding, project them.
+        queries_N = q_BGTK.shape[0] * q_BGTK.shape[2]
+        if queries_N * width * (head_width + window) < window * head_width * (width + queries_N):
+            return Terms(content_q, distance_q @ weight_GKD, waves_WD)
+        return Terms(content_q, distance_q, waves_WD @ weight_GKD.mT)
 
 
 def sinusoids(position_W: Tensor, width: int) -> Tensor:

@@ -34,7 +34,7 @@ def span_attention(
     *,
     window: int,
     position_keys: Tensor | None = None,
-    position_q_BHTK: Tensor | None = None,
+    position_q: Tensor | None = None,
     filled_B: Tensor | None = None,
     slots: tuple[Tensor, Tensor] | None = None,
     spans_H: Tensor | None = None,
@@ -45,9 +45,10 @@ def span_attention(
     """As described in the package's docstring, [B, H, T, K]; the last T keys belong to the block of queries.
 
     Row i of `position_keys`, [L, K] or [H, L, K], belongs to distance `first_distance + i`; their queries are
-    `position_q_BHTK`, or else q. `filled_B` says how many of the last keys before the block are there; it
-    needs `first_distance` 0, so that every query sees at least itself. `slots` are keys and values, each
-    [H, P, K]. `spans_H` are in tokens and get a gradient. `dropout` acts on the weights and is off at 0.
+    `position_q`, [B, H, T, K] with a K of their own, or else q. `filled_B` says how many of the last keys
+    before the block are there; it needs `first_distance` 0, so that every query sees at least itself.
+    `slots` are keys and values, each [H, P, K]. `spans_H` are in tokens and get a gradient. `dropout` acts on
+    the weights and is off at 0.
     """
     if filled_B is not None and first_distance != 0:
         raise ValueError("with filled_B a query must see itself: first_distance must be 0")
@@ -61,7 +62,7 @@ def span_attention(
     p_WK = None
     if position_keys is not None:
         p_WK = position_keys[..., :window, :].flip(-2).to(q_BHTK.dtype)
-    position_q_NTK = None if position_q_BHTK is None else position_q_BHTK.flatten(0, 1) / math.sqrt(width)
+    position_q_NTK = None if position_q is None else position_q.flatten(0, 1) / math.sqrt(width)
     with torch.autocast(q_BHTK.device.type, enabled=False):
         out_NTK: Tensor = _SpanAttention.apply(  # type: ignore[no-untyped-call]
             q_BHTK.reshape(batch * heads, block, width) / math.sqrt(width),
@@ -254,8 +255,7 @@ def _softmax(
     if p_WK is not None:
         scores = _times_positions(position_q_NCK, p_WK.mT).add_(scores)
     if unseen_BCW is not None:
-        scores_BHCW = scores.unflatten(0, (unseen_BCW.shape[0], -1))
-        scores = scores_BHCW.masked_fill(unseen_BCW[:, None], -math.inf).flatten(0, 1)
+        scores.unflatten(0, (unseen_BCW.shape[0], -1)).masked_fill_(unseen_BCW[:, None], -math.inf)
     if slot_k_HPK is not None:
         scores = torch.cat([scores, _per_head(q_NCK, slot_k_HPK.mT)], dim=-1)
     return torch.softmax(scores, dim=-1, dtype=torch.promote_types(q_NCK.dtype, torch.float32))

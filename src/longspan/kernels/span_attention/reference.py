@@ -17,7 +17,7 @@ def span_attention(
     *,
     window: int,
     position_keys: Tensor | None = None,
-    position_q_BHTK: Tensor | None = None,
+    position_q: Tensor | None = None,
     filled_B: Tensor | None = None,
     slots: tuple[Tensor, Tensor] | None = None,
     spans_H: Tensor | None = None,
@@ -33,7 +33,7 @@ def span_attention(
         for h in range(heads):
             for t in range(block):
                 q = q_BHTK[b, h, t]
-                position_q = q if position_q_BHTK is None else position_q_BHTK[b, h, t]
+                asked = q if position_q is None else position_q[b, h, t]
                 scores, values, mask = [], [], []
                 for i in range(window):
                     distance = first_distance + i
@@ -44,7 +44,7 @@ def span_attention(
                     score = q @ k
                     if position_keys is not None:
                         p_LK = position_keys if position_keys.dim() == 2 else position_keys[h]
-                        score = score + position_q @ p_LK[i]
+                        score = score + asked @ p_LK[i]
                     scores.append(score / math.sqrt(width))
                     values.append(v)
                     if spans_H is not None:
