@@ -48,6 +48,8 @@ class Attention(Block):
         empty_start: bool = False,
     ) -> None:
         super().__init__()
+        if empty_start and not sees_itself:
+            raise ValueError("the first position of a text that begins with nothing must see itself")
         self.num_heads = num_heads
         self.head_width = head_width or width // num_heads
         inner_width = num_heads * self.head_width
