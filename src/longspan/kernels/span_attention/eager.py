@@ -210,6 +210,9 @@ class _SpanAttention(torch.autograd.Function):
                 ds_NCX = torch.cat([ds_NCX, _per_head(dout_NCK, slot_v_HPK.mT).to(exact)], dim=-1)
             if kept_NCX is not None:
                 ds_NCX = ds_NCX * kept_NCX
+            if mask_HX is None:
+                # This is do . o too, but rounded alike: the gradients of a query's scores then sum to zero.
+                inner_NC1 = (ds_NCX * a_NCX).sum(-1, keepdim=True)
             ds_NCX = (ds_NCX - inner_NC1).mul_(a_NCX)
             if mask_HX is not None:
                 ds_BHCX = _heads(ds_NCX, mask_HX)
