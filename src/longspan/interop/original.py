@@ -1,0 +1,161 @@
+"""From the file of an original implementation to a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longspan.config import ModelConfig
+from longspan.errors import UserError, nearest
+from longspan.interop.adaptive_span import AdaptiveSpan
+from longspan.interop.sha_rnn import ShaRnn
+from longspan.interop.transformer_xl import TransformerXL
+from longspan.interop.translation import Options, Tensors, Translation
+from longspan.models import LanguageModel, build
+
+KINDS: dict[str, Translation] = {
+    "adaptive-span": AdaptiveSpan(),
+    "sha-rnn": ShaRnn(),
+    "transformer-xl": TransformerXL(
+        memory_length=0, clamp_length=-1, same_length=False, start="empty", cluster_order="from-end"
+    ),
+    "hf-transfo-xl": TransformerXL(
+        memory_length=1600, clamp_length=1000, same_length=True, start="zeros", cluster_order="forward"
+    ),
+}
+OVERRIDES = ("memory_length", "clamp_length", "same_length")
+
+
+def load_original(
+    path: str | Path,
+    *,
+    kind: str,
+    config: Mapping[str, Any] | str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> LanguageModel:
+    """The model of an original's checkpoint, ready to evaluate.
+
+    What the file cannot tell has the original's default, and dropout is 0; `config` says otherwise in the
+    original's own options, flat or in its groups: a mapping or a JSON file. `overrides` change the lengths
+    that no weight depends on: `memory_length`, `clamp_length`, `same_length`.
+    """
+    model_config, model = read_original(Path(path), kind, config)
+    if not overrides:
+        return model
+    changed = build(_overridden(model_config, overrides, kind), model.vocabulary_size)
+    changed.load_state_dict(model.state_dict())
+    return changed.eval()
+
+
+def read_original(
+    path: Path, kind: str, config: Mapping[str, Any] | str | Path | None = None
+) -> tuple[ModelConfig, LanguageModel]:
+    """The model of an original's checkpoint and the configuration that was found for it."""
+    if kind not in KINDS:
+        raise UserError(f"unknown kind '{kind}'{nearest(kind, KINDS)} (known: {', '.join(KINDS)})")
+    translation = KINDS[kind]
+    options = _options(config, translation.groups)
+    loaded = _load(path)
+    try:
+        tensors = translation.tensors(loaded)
+        model_config = translation.config(tensors, options)
+        size = translation.vocabulary_size(tensors, options)
+        model = build(model_config, size)
+        _fill(model, tensors, translation, model_config)
+    except (UserError, ValueError, TypeError) as problem:
+        raise UserError(f"{path} does not fit the kind '{kind}' and its options: {problem}") from None
+    return model_config, model.eval()
+
+
+def _load(path: Path) -> Mapping[str, Any]:
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except pickle.UnpicklingError:
+        raise UserError(
+            f"{path} is refused: it holds more than tensors, and reading that could run code from the file; "
+            "save a state_dict with the original's code and import that"
+        ) from None
+    except (RuntimeError, EOFError, ValueError, KeyError) as problem:
+        raise UserError(f"{path} is no checkpoint of torch, or damaged: {_first_line(problem)}") from None
+    if not isinstance(loaded, Mapping):
+        raise UserError(f"{path} holds no tensors by name: save a state_dict and import that")
+    return loaded
+
+
+def _options(config: Mapping[str, Any] | str | Path | None, groups: tuple[str, ...]) -> Options:
+    """The options that describe the model, out of their groups."""
+    if config is None:
+        return {}
+    if not isinstance(config, Mapping):
+        try:
+            config = json.loads(Path(config).read_bytes())
+        except FileNotFoundError:
+            raise UserError(f"there is no file {config}") from None
+        except ValueError as problem:
+            raise UserError(f"{config} is not JSON: {problem}") from None
+        if not isinstance(config, Mapping):
+            raise UserError("a configuration must be a JSON object of the original's options")
+    options = {name: value for name, value in config.items() if not isinstance(value, Mapping)}
+    for group in groups:
+        options |= config.get(group, {})
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _fill(model: LanguageModel, tensors: Tensors, translation: Translation, config: ModelConfig) -> None:
+    """Give the model its weights; every tensor must have its place, and every place its tensor."""
+    table = translation.table(config, model.vocabulary_size)
+    second_names = translation.second_names(config)
+    for name, tensor in tensors.items():
+        if name in table or (name not in second_names and translation.unused.fullmatch(name)):
+            continue
+        if name not in second_names:
+            raise UserError(f"the tensor '{name}' is one too many")
+        if not tensor.equal(tensors[second_names[name]]):
+            raise UserError(f"the tensor '{name}' should be the same as '{second_names[name]}'")
+    weights: dict[str, Tensor] = {}
+    wanted = model.state_dict()
+    for name, entry in table.items():
+        tensor = tensors[name]
+        try:
+            parts = dict(zip(entry.ours, entry.layout(tensor), strict=True))
+        except (RuntimeError, IndexError, ValueError):
+            raise tensors.misfit(name) from None
+        for ours, part in parts.items():
+            if part.shape != wanted[ours].shape:
+                raise UserError(
+                    f"{tensors.misfit(name)} would make {list(part.shape)} where the model has "
+                    f"{list(wanted[ours].shape)}"
+                )
+        weights |= parts
+    model.load_state_dict(weights)
+
+
+def _overridden(config: ModelConfig, overrides: Mapping[str, Any], kind: str) -> ModelConfig:
+    fields = {field.name for field in dataclasses.fields(config)}
+    known = [name for name in OVERRIDES if name in fields]
+    for name in overrides:
+        if name not in known:
+            raise UserError(
+                f"'{name}' cannot be overridden in a model of the kind '{kind}' "
+                f"(what can: {', '.join(known) or 'nothing'})"
+            )
+    changes = dict(overrides)
+    if (changes.get("clamp_length") or 0) < 0:  # the original's way to say that nothing is clamped
+        changes["clamp_length"] = None
+    try:
+        return dataclasses.replace(config, **changes)
+    except (ValueError, TypeError) as problem:
+        raise UserError(f"these overrides do not fit the model: {problem}") from None
+
+
+def _first_line(problem: Exception) -> str:
+    return str(problem).partition("\n")[0]

@@ -1,0 +1,109 @@
+"""Checkpoints of Smerity/sha-rnn."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from longspan.config import ShaRnnConfig
+from longspan.errors import UserError
+from longspan.interop.translation import (
+    Entry,
+    Options,
+    Table,
+    Tensors,
+    Translation,
+    count,
+    only_tensors,
+    same,
+)
+
+NORMS = ("lnstart", "lnff", "lnxff")
+
+
+class ShaRnn(Translation):
+    """The file does not tell how long the memory is, where the vocabulary is split, and the dropout."""
+
+    groups = ("model", "criterion")
+    # Every block owns all norms; lnmid and lnmem have a part only where there is attention.
+    unused = re.compile(r"blocks\.\d+\.(lnout|lnmid|lnmem)\..*|blocks\.\d+\.attn\.(qkvs|r_gate)")
+
+    def tensors(self, loaded: Mapping[str, Any]) -> Tensors:
+        criterion = only_tensors(loaded.get("criterion", {}))
+        found = only_tensors(loaded.get("model", loaded))
+        return Tensors(found | {f"criterion.{name}": tensor for name, tensor in criterion.items()})
+
+    def vocabulary_size(self, tensors: Tensors, options: Options) -> int:
+        return options.get("ntoken", tensors.size(("encoder.weight", 0), ("decoder.bias", 0)))
+
+    def config(self, tensors: Tensors, options: Options) -> ShaRnnConfig:
+        num_layers = count(tensors, r"blocks\.(\d+)\.")
+        splits = tuple(options.get("splits", ()))
+        if "criterion.tail_bias" in tensors and not splits:
+            raise UserError(
+                f"the vocabulary is split {tensors.size(('criterion.tail_bias', 0))} times, and 'criterion."
+                "tail_bias' does not say where: give the option 'splits' in the configuration"
+            )
+        return ShaRnnConfig(
+            num_layers=options.get("nlayers", num_layers),
+            width=options.get("ninp", tensors.size(*((f"blocks.0.{norm}.weight", 0) for norm in NORMS))),
+            inner_width=options.get("nhid", tensors.size(("blocks.0.ff.linear1.weight", 0))),
+            attention=_attention(tensors, num_layers),
+            memory_length=options.get("num_max_positions", 5000),
+            dropout=options.get("dropouth", 0.0),
+            embedding_dropout=options.get("dropouti", 0.0),
+            splits=splits,
+        )
+
+    def table(self, config: ShaRnnConfig, vocabulary_size: int) -> Table:
+        table = same({"encoder.weight": "embedding.weight", "decoder.bias": "head.bias_V"})
+        if config.splits:
+            parts = {"tail_vectors": "part_vectors", "tail_bias": "part_bias"}
+            table |= same({f"criterion.{theirs}": f"head.{ours}" for theirs, ours in parts.items()})
+        block = 0
+        for layer in range(config.num_layers):
+            ours = _recurrent(f"blocks.{block}")
+            if config.attends(layer):
+                block += 1
+                ours |= _single_head_attention(f"blocks.{block}")
+            ours |= _boom(f"blocks.{block + 1}")
+            table |= {f"blocks.{layer}.{name}": entry for name, entry in ours.items()}
+            block += 2
+        return table
+
+    def second_names(self, config: ShaRnnConfig) -> dict[str, str]:
+        return {"decoder.weight": "encoder.weight"}
+
+
+def _recurrent(block: str) -> Table:
+    table = same({"lnstart": f"{block}.norm"}, ".weight", ".bias")
+    lstm = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+    return table | same({"rnn.": f"{block}.lstm."}, *lstm)
+
+
+def _single_head_attention(block: str) -> Table:
+    parts = {
+        "lnmid": "norm",
+        "lnmem": "memory_norm",
+        "attn.q": "query",
+        "attn.qln": "query_norm",
+        "attn.vq.l1": "value_gate.mix",
+    }
+    table = same({theirs: f"{block}.{ours}" for theirs, ours in parts.items()}, ".weight", ".bias")
+    scales = {"qs": "query_scale_D", "ks": "key_scale_D", "vs": "value_gate.scale_D"}
+    for theirs, ours in scales.items():
+        table[f"attn.{theirs}"] = Entry((f"{block}.{ours}",), lambda scale_11D: (scale_11D.flatten(),))
+    return table
+
+
+def _boom(block: str) -> Table:
+    parts = {"lnff": "residual_norm", "lnxff": "norm", "ff.linear1": "expand"}
+    return same({theirs: f"{block}.{ours}" for theirs, ours in parts.items()}, ".weight", ".bias")
+
+
+def _attention(tensors: Tensors, num_layers: int) -> Literal["second-last", "every", "none"]:
+    attending = [layer for layer in range(num_layers) if f"blocks.{layer}.attn.qs" in tensors]
+    if not attending:
+        return "none"
+    return "every" if len(attending) == num_layers else "second-last"
