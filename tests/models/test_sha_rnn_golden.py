@@ -15,33 +15,14 @@ from longspan.config import EvaluationConfig, ShaRnnConfig
 from longspan.data.token_file import write_token_file
 from longspan.data.tokenizers.character import CharacterTokenizer
 from longspan.evaluation import evaluate
+from longspan.interop import KINDS
+from longspan.interop.translation import Tensors
 from longspan.models import LanguageModel, build
 from longspan.optim import Lamb
 from longspan.state import State
 from tests.models.golden import FOLDER, close
 
-RENAMED = {
-    "encoder.weight": "embedding.weight",
-    "decoder.bias": "head.bias_V",
-    "criterion.tail_vectors": "head.part_vectors",
-    "criterion.tail_bias": "head.part_bias",
-}
-# Parts of a layer of theirs -> which of our blocks of that layer, and where in it.
-PARTS = {
-    "lnstart.": ("recurrent", "norm."),
-    "rnn.": ("recurrent", "lstm."),
-    "lnmid.": ("attention", "norm."),
-    "lnmem.": ("attention", "memory_norm."),
-    "attn.qs": ("attention", "query_scale_D"),
-    "attn.ks": ("attention", "key_scale_D"),
-    "attn.vs": ("attention", "value_gate.scale_D"),
-    "attn.vq.l1.": ("attention", "value_gate.mix."),
-    "attn.qln.": ("attention", "query_norm."),
-    "attn.q.": ("attention", "query."),
-    "lnff.": ("boom", "residual_norm."),
-    "lnxff.": ("boom", "norm."),
-    "ff.linear1.": ("boom", "expand."),
-}
+ORIGINAL = KINDS["sha-rnn"]
 
 
 @dataclass(frozen=True)
@@ -52,14 +33,15 @@ class Recorded:
 
     @property
     def config(self) -> ShaRnnConfig:
-        model = self.original["model"]
-        return ShaRnnConfig(
-            num_layers=model["nlayers"],
-            width=model["ninp"],
-            inner_width=model["nhid"],
-            memory_length=model["num_max_positions"],
-            splits=tuple(self.original["criterion"]["splits"]),
-        )
+        weights = {
+            name.removeprefix("weights."): t
+            for name, t in self.tensors.items()
+            if name.startswith("weights.")
+        }
+        options = {**self.original["model"], **self.original["criterion"]}
+        config = ORIGINAL.config(Tensors(weights), options)
+        assert isinstance(config, ShaRnnConfig)
+        return config
 
     def block_of(self, layer: int, part: str) -> int:
         """Where in our stack a part of a layer is."""
@@ -69,22 +51,13 @@ class Recorded:
     def parameters(self, prefix: str) -> dict[str, Tensor]:
         """The tensors under `prefix` in this project's names and shapes."""
         found = {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
-        found.pop("loss", None)
-        return {self._our_name(name): t.squeeze() if ".attn." in name else t for name, t in found.items()}
+        return ORIGINAL.parameters(found, self.config, self.original["model"]["ntoken"])
 
     def blocks(self) -> list[tuple[Tensor, Tensor]]:
         """(inputs, targets) of every recorded block, batch first."""
         length, data = self.original["bptt"], self.tensors["data"].T
         starts = range(0, length * self.original["blocks"], length)
         return [(data[:, s : s + length], data[:, s + 1 : s + length + 1]) for s in starts]
-
-    def _our_name(self, name: str) -> str:
-        if name in RENAMED:
-            return RENAMED[name]
-        _, layer, rest = name.split(".", 2)
-        theirs = next(part for part in PARTS if rest.startswith(part))
-        part, ours = PARTS[theirs]
-        return f"blocks.{self.block_of(int(layer), part)}.{ours}{rest.removeprefix(theirs)}"
 
 
 @pytest.fixture(params=["sha_rnn", "sha_rnn_split"])

@@ -1,4 +1,4 @@
-"""Recorded runs of Transformer-XL, the original's and Hugging Face's, and the names of their weights here."""
+"""Recorded runs of Transformer-XL, the original's and Hugging Face's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from longspan.config import TransformerXLConfig
-from longspan.config.transformer_xl import XLVocabularyConfig
+from longspan.interop import KINDS
+from longspan.interop.translation import Tensors, Translation
 from tests.models.golden import FOLDER
 
 CASES = [
@@ -49,6 +50,10 @@ class Golden:
         return "vocab_size" in self.facts["model"]
 
     @property
+    def original(self) -> Translation:
+        return KINDS["hf-transfo-xl" if self.hugging_face else "transformer-xl"]
+
+    @property
     def vocabulary_size(self) -> int:
         return self.facts["model"]["vocab_size" if self.hugging_face else "n_token"]
 
@@ -58,27 +63,14 @@ class Golden:
 
     def config(self, **changes: Any) -> TransformerXLConfig:
         """The model as it was built, or with other `mem_len`, `clamp_len` and `same_length`."""
-        model = {**self.facts["model"], **changes}
-        return TransformerXLConfig(
-            num_layers=model["n_layer"],
-            width=model["d_model"],
-            num_heads=model["n_head"],
-            head_width=model["d_head"],
-            inner_width=model["d_inner"],
-            norm="pre" if model["pre_lnorm"] else "post",
-            memory_length=model["mem_len"],
-            same_length=model["same_length"],
-            clamp_length=model["clamp_len"] if model["clamp_len"] > 0 else None,
-            start="zeros" if self.hugging_face else "empty",
-            biases="per-layer" if model.get("untie_r") else "shared",
-            vocabulary=XLVocabularyConfig(
-                cutoffs=tuple(model["cutoffs"]),
-                division=model["div_val"],
-                table_width=model["d_embed"],
-                tied=model.get("tie_weight", True),
-                cluster_order="forward" if self.hugging_face else "from-end",
-            ),
-        )
+        weights = {
+            name.removeprefix("weights."): t
+            for name, t in self.tensors.items()
+            if name.startswith("weights.")
+        }
+        config = self.original.config(Tensors(_unprefixed(weights)), {**self.facts["model"], **changes})
+        assert isinstance(config, TransformerXLConfig)
+        return config
 
     def blocks(self, group: str) -> list[tuple[Tensor, Tensor]]:
         """(inputs, targets), batch first; without memory the inputs begin before the targets."""
@@ -92,49 +84,10 @@ class Golden:
 
     def parameters(self, prefix: str) -> dict[str, Tensor]:
         """The tensors under `prefix` in this project's names and layouts."""
-        found: dict[str, Tensor] = {}
-        for name, tensor in self.tensors.items():
-            if name.startswith(f"{prefix}.") and name != f"{prefix}.loss":
-                found |= self._ours(name.removeprefix(f"{prefix}.").removeprefix("transformer."), tensor)
-        return found
-
-    def _ours(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
-        """One tensor of the original may be several here."""
-        whole = {
-            "r_w_bias": "shared.biases.content_HK",
-            "r_r_bias": "shared.biases.distance_HK",
-            "crit.cluster_weight": "head.cluster_weight",
-            "crit.cluster_bias": "head.cluster_bias",
-        }
-        if name in whole:
-            return {whole[name]: tensor}
-        first, kind, number, *rest = name.split(".")
-        if first == "word_emb":
-            return {f"embedding.{'tables' if kind == 'emb_layers' else 'projections'}.{number}": tensor}
-        if kind == "out_projs":
-            return {f"head.projections.{number}": tensor}
-        if kind == "out_layers":
-            kind = "tables" if rest == ["weight"] else "biases"
-            if self.facts["model"]["div_val"] > 1:
-                return {f"head.{kind}.{number}": tensor}
-            bounds = [0, *self.facts["model"]["cutoffs"], self.vocabulary_size]
-            return {f"head.{kind}.{i}": tensor[bounds[i] : bounds[i + 1]] for i in range(len(bounds) - 1)}
-        return _in_layer(int(kind), ".".join([number, *rest]), tensor)
+        start = f"{prefix}."
+        found = {name[len(start) :]: t for name, t in self.tensors.items() if name.startswith(start)}
+        return self.original.parameters(_unprefixed(found), self.config(), self.vocabulary_size)
 
 
-def _in_layer(layer: int, name: str, tensor: Tensor) -> dict[str, Tensor]:
-    attention, feed_forward = f"blocks.{2 * layer}", f"blocks.{2 * layer + 1}"
-    if name == "dec_attn.qkv_net.weight":
-        parts = zip(("query", "key", "value"), tensor.chunk(3), strict=True)
-        return {f"{attention}.{part}.weight": rows for part, rows in parts}
-    ours = {
-        "dec_attn.r_net.": f"{attention}.positions.project.",
-        "dec_attn.r_w_bias": f"{attention}.positions.biases.content_HK",
-        "dec_attn.r_r_bias": f"{attention}.positions.biases.distance_HK",
-        "dec_attn.o_net.": f"{attention}.out.",
-        "dec_attn.layer_norm.": f"{attention}.norm.",
-        "pos_ff.CoreNet.0.": f"{feed_forward}.expand.",
-        "pos_ff.CoreNet.3.": f"{feed_forward}.contract.",
-        "pos_ff.layer_norm.": f"{feed_forward}.norm.",
-    }
-    return {next(new + name.removeprefix(old) for old, new in ours.items() if name.startswith(old)): tensor}
+def _unprefixed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
