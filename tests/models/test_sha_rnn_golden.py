@@ -60,12 +60,16 @@ class Recorded:
         return [(data[:, s : s + length], data[:, s + 1 : s + length + 1]) for s in starts]
 
 
-@pytest.fixture(params=["sha_rnn", "sha_rnn_split"])
-def recorded(request) -> Recorded:
-    with safe_open(FOLDER / f"{request.param}.safetensors", "pt") as file:
+def load(case: str) -> Recorded:
+    with safe_open(FOLDER / f"{case}.safetensors", "pt") as file:
         facts = json.loads(file.metadata()["facts"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     return Recorded(tensors, facts["config"], facts["rounding"])
+
+
+@pytest.fixture(params=["sha_rnn", "sha_rnn_split"])
+def recorded(request) -> Recorded:
+    return load(request.param)
 
 
 def build_original(recorded: Recorded) -> LanguageModel:

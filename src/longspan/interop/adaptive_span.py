@@ -38,13 +38,15 @@ INNER = (("fc1.weight", 0), ("fc1.bias", 0), ("fc2.weight", 1))  # the dimension
 class AdaptiveSpan(Translation):
     """The file does not tell the ramp, the penalty, how memories are sized, and the dropout."""
 
-    groups = ("model_params", "adapt_span_params", "adapt_io_params", "pers_mem_params")
+    groups = ("data_params", "model_params", "adapt_span_params", "adapt_io_params", "pers_mem_params")
     unused = re.compile(r".*\.mask_template")
 
     def tensors(self, loaded: Mapping[str, Any]) -> Tensors:
         return Tensors(only_tensors(loaded.get("model", loaded), prefix="module."))
 
     def vocabulary_size(self, tensors: Tensors, options: Options) -> int:
+        if "vocab_size" in options:
+            return int(options["vocab_size"])
         if _plain(tensors, options):
             return tensors.size(("in_emb.weight", 0), ("out_emb.weight", 0), ("out_emb.bias", 0))
         return sum(words for words, _ in cluster_shapes(tensors, "in_emb.emb_layers"))
@@ -132,7 +134,7 @@ def _ends(vocabulary: VocabularyConfig) -> Table:
 
 
 def _plain(tensors: Tensors, options: Options) -> bool:
-    return not options.get("adapt_io_enabled", "in_emb.emb_layers.0.weight" in tensors)
+    return not options.get("adapt_io_enabled", count(tensors, r"in_emb\.emb_layers\.(\d+)") > 0)
 
 
 def _vocabulary(tensors: Tensors, options: Options) -> VocabularyConfig:
@@ -161,4 +163,4 @@ def _num_slots(tensors: Tensors) -> int:
 
 def _nearest_first(keys_1KL: Tensor) -> tuple[Tensor]:
     """Theirs begin with the longest distance."""
-    return (keys_1KL[0].mT.flip(0),)
+    return (keys_1KL.squeeze(0).mT.flip(-2),)

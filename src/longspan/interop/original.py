@@ -69,8 +69,10 @@ def read_original(
         size = translation.vocabulary_size(tensors, options)
         model = build(model_config, size)
         _fill(model, tensors, translation, model_config)
-    except (UserError, ValueError, TypeError) as problem:
+    except (UserError, ValueError) as problem:
         raise UserError(f"{path} does not fit the kind '{kind}' and its options: {problem}") from None
+    except TypeError as problem:  # text where a number belongs, a number where there should be a list
+        raise UserError(f"the options for {path} have a value of a wrong type: {problem}") from None
     return model_config, model.eval()
 
 
@@ -84,7 +86,9 @@ def _load(path: Path) -> Mapping[str, Any]:
             f"{path} is refused: it holds more than tensors, and reading that could run code from the file; "
             "save a state_dict with the original's code and import that"
         ) from None
-    except (RuntimeError, EOFError, ValueError, KeyError) as problem:
+    except IsADirectoryError:
+        raise UserError(f"{path} is a folder: give the checkpoint file in it") from None
+    except (RuntimeError, EOFError, ValueError, KeyError, OSError) as problem:
         raise UserError(f"{path} is no checkpoint of torch, or damaged: {_first_line(problem)}") from None
     if not isinstance(loaded, Mapping):
         raise UserError(f"{path} holds no tensors by name: save a state_dict and import that")

@@ -35,7 +35,7 @@ class ShaRnn(Translation):
         return Tensors(found | {f"criterion.{name}": tensor for name, tensor in criterion.items()})
 
     def vocabulary_size(self, tensors: Tensors, options: Options) -> int:
-        return options.get("ntoken", tensors.size(("encoder.weight", 0), ("decoder.bias", 0)))
+        return int(options.get("ntoken", tensors.size(("encoder.weight", 0), ("decoder.bias", 0))))
 
     def config(self, tensors: Tensors, options: Options) -> ShaRnnConfig:
         num_layers = count(tensors, r"blocks\.(\d+)\.")
@@ -103,7 +103,7 @@ def _boom(block: str) -> Table:
 
 
 def _attention(tensors: Tensors, num_layers: int) -> Literal["second-last", "every", "none"]:
-    attending = [layer for layer in range(num_layers) if f"blocks.{layer}.attn.qs" in tensors]
+    attending = {name.split(".")[1] for name in tensors if re.match(r"blocks\.\d+\.attn\.", name)}
     if not attending:
         return "none"
     return "every" if len(attending) == num_layers else "second-last"

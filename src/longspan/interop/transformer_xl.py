@@ -50,13 +50,15 @@ class TransformerXL(Translation):
         return Tensors(only_tensors(loaded, prefix="transformer."))
 
     def vocabulary_size(self, tensors: Tensors, options: Options) -> int:
-        return sum(words for words, _ in cluster_shapes(tensors, TABLES))
+        words = sum(words for words, _ in cluster_shapes(tensors, TABLES))
+        return int(options.get("n_token", options.get("vocab_size", words)))
 
     def config(self, tensors: Tensors, options: Options) -> TransformerXLConfig:
         if options.get("layer_norm_epsilon", 1e-5) != 1e-5:
             raise UserError("layer_norm_epsilon must be 1e-5: other norms are not supported")
         attention, feed_forward = "layers.0.dec_attn", "layers.0.pos_ff"
-        per_layer = options.get("untie_r", "r_w_bias" not in tensors)
+        own_biases = f"{attention}.r_w_bias" in tensors and "r_w_bias" not in tensors
+        per_layer = options.get("untie_r", own_biases)
         biases = [f"{attention}.{bias}" if per_layer else bias for bias in ("r_w_bias", "r_r_bias")]
         norms = [
             f"{part}.layer_norm.{kind}" for part in (attention, feed_forward) for kind in ("weight", "bias")

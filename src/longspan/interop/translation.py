@@ -83,9 +83,10 @@ class Translation(ABC):
         return found
 
 
-def only_tensors(loaded: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
-    """What is a tensor, with `prefix` taken from the names that begin with it."""
-    return {name.removeprefix(prefix): part for name, part in loaded.items() if isinstance(part, Tensor)}
+def only_tensors(loaded: Any, prefix: str = "") -> dict[str, Tensor]:
+    """What is a tensor with a name; `prefix` is taken from the names that begin with it."""
+    parts = loaded.items() if isinstance(loaded, Mapping) else ()
+    return {str(name).removeprefix(prefix): part for name, part in parts if isinstance(part, Tensor)}
 
 
 def same(names: Mapping[str, str], *endings: str) -> Table:

@@ -1,0 +1,238 @@
+"""Checkpoints of the originals, in both of torch's formats: the same outputs, and one line for a fault."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from longspan.errors import UserError
+from longspan.interop import load_original
+from longspan.interop.original import read_original
+from tests.interop.checkpoints import Original
+from tests.models import golden, test_sha_rnn_golden, transformer_xl_golden
+from tests.models.golden import close
+
+ADAPTIVE_IO = ["adaptive_io_tied", "adaptive_io_untied", "wiki103_style"]
+ONE_OF_EACH = [
+    "wiki103_style",
+    "adaptive_span_basic",
+    "sha_rnn_split",
+    "txl_adaptive_div2",
+    "txl_adaptive_div1",
+]
+HUGGING_FACE = ["hf_transfo_xl_tie_r", "hf_transfo_xl_untie_r"]
+
+
+def complaint(path: Path, kind: str, config=None, **more) -> str:
+    with pytest.raises(UserError) as caught:
+        load_original(path, kind=kind, config=config, **more)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize("case", golden.CASES + ADAPTIVE_IO)
+@torch.no_grad()
+def test_adaptive_span_computes_what_the_original_did(tmp_path, case, legacy):
+    recorded, made = golden.Golden.load(case), Original.of(case)
+    model = load_original(made.save(tmp_path / "c.pt", legacy=legacy), kind=made.kind, config=made.options)
+    state = model.initial_state(recorded.tensors["data"].shape[0])
+    for number, (x, y) in enumerate(recorded.blocks()):
+        hidden, state = model(x, state)
+        loss = model.head.nll(hidden, y).mean()
+        close(loss, recorded.tensors[f"eval.loss.{number}"], recorded.rounding["eval"] + 1e-7, case)
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize("case", ["sha_rnn", "sha_rnn_split"])
+@torch.no_grad()
+def test_sha_rnn_computes_what_the_original_did(tmp_path, case, legacy):
+    recorded, made = test_sha_rnn_golden.load(case), Original.of(case)
+    model = load_original(made.save(tmp_path / "c.pt", legacy=legacy), kind=made.kind, config=made.options)
+    state = model.initial_state(2)
+    for number, (x, _) in enumerate(recorded.blocks()):
+        hidden, state = model(x, state)
+        expected = recorded.tensors[f"eval.h.{number}"].transpose(0, 1)
+        close(hidden, expected, recorded.rounding["eval"], case)
+
+
+@pytest.mark.parametrize("group", ["evalA", "evalB"])
+@pytest.mark.parametrize("case", transformer_xl_golden.CASES)
+@torch.no_grad()
+def test_transformer_xl_computes_what_the_original_did(tmp_path, case, group):
+    """evalB: with the lengths of another evaluation, which are overridden."""
+    recorded, made = transformer_xl_golden.Golden.load(case), Original.of(case)
+    path, overrides = made.save(tmp_path / "c.pt", legacy=group == "evalB"), None
+    if group == "evalB":
+        names = {"mem_len": "memory_length", "clamp_len": "clamp_length", "same_length": "same_length"}
+        overrides = {ours: recorded.facts["eval_settings"][theirs] for theirs, ours in names.items()}
+    model = load_original(path, kind=made.kind, config=made.options, overrides=overrides)
+    blocks = recorded.blocks(group)
+    state = model.initial_state(blocks[0][0].shape[0])
+    name = "nll_next_token" if recorded.hugging_face else "nll"
+    for number, (x, y) in enumerate(blocks):
+        hidden, state = model(x, state)
+        nll = model.head.nll(hidden[:, -y.shape[1] :], y)
+        close(nll, recorded.batch_first(f"{group}.{name}.{number}"), recorded.rounding[group], case)
+
+
+@pytest.mark.parametrize("case", [*golden.CASES, *ADAPTIVE_IO, "sha_rnn", "sha_rnn_split"])
+def test_shapes_and_weights_tell_all_but_a_few_options(tmp_path, case):
+    made = Original.of(case)
+    path = made.save(tmp_path / "c.pt")
+    untold = {"adapt_span_ramp", "adapt_span_loss", "adapt_span_cache", "num_max_positions", "splits"}
+    groups = [part for part in made.options.values() if isinstance(part, dict)]
+    few = {name: value for part in groups for name, value in part.items() if name in untold}
+    assert read_original(path, made.kind, few)[0] == read_original(path, made.kind, made.options)[0]
+
+
+@pytest.mark.parametrize("case", transformer_xl_golden.CASES)
+def test_shapes_and_weights_tell_how_a_transformer_xl_is_tied(tmp_path, case):
+    made = Original.of(case)
+    path = made.save(tmp_path / "c.pt")
+    untold = ("mem_len", "clamp_len", "same_length", "pre_lnorm", "cutoffs")
+    few = {name: made.options["model"][name] for name in untold}
+    found, wanted = (read_original(path, made.kind, options)[0] for options in (few, made.options["model"]))
+    assert found.vocabulary.tied == wanted.vocabulary.tied
+    projections = [name for name in made.tensors if "emb_projs" in name]
+    if projections and wanted.vocabulary.cutoffs:
+        assert found.vocabulary.tied_projections == wanted.vocabulary.tied_projections
+    assert found.num_heads == wanted.num_heads
+    assert found.biases == wanted.biases
+
+
+def test_what_nothing_tells_has_the_originals_default(tmp_path):
+    span, _ = read_original(Original.of("adaptive_span_basic").save(tmp_path / "s.pt"), "adaptive-span")
+    assert (span.span.ramp, span.span.memory, span.span.penalty) == (32, "full", 0.0)
+    sha, _ = read_original(Original.of("sha_rnn").save(tmp_path / "r.pt"), "sha-rnn")
+    assert sha.memory_length == 5000
+    xl, _ = read_original(Original.of("txl_basic").save(tmp_path / "x.pt"), "transformer-xl")
+    assert (xl.memory_length, xl.clamp_length, xl.same_length) == (0, None, False)
+    hf, _ = read_original(Original.of("hf_transfo_xl_untie_r").save(tmp_path / "h.pt"), "hf-transfo-xl")
+    assert (hf.memory_length, hf.clamp_length, hf.same_length) == (1600, 1000, True)
+
+
+@pytest.mark.parametrize("case", ONE_OF_EACH + HUGGING_FACE)
+def test_every_tensor_that_is_missing_is_named(tmp_path, case):
+    made = Original.of(case)
+    pointers = [tensor.data_ptr() for tensor in made.tensors.values()]
+    for name, tensor in list(made.tensors.items()):
+        if pointers.count(tensor.data_ptr()) > 1 or _is_unused(name):
+            continue
+        del made.tensors[name]
+        message = complaint(made.save(tmp_path / "c.pt"), made.kind, made.options)
+        assert f"'{name.removeprefix('transformer.')}' is missing" in message
+        made.tensors[name] = tensor
+
+
+@pytest.mark.parametrize("case", ONE_OF_EACH + HUGGING_FACE)
+def test_every_tensor_that_does_not_fit_is_named(tmp_path, case):
+    made = Original.of(case)
+    for name, tensor in list(made.tensors.items()):
+        if _is_unused(name):
+            continue
+        made.tensors[name] = torch.cat([tensor, tensor[:1]])
+        message = complaint(made.save(tmp_path / "c.pt"), made.kind, made.options)
+        assert f"'{name.removeprefix('transformer.')}'" in message
+        made.tensors[name] = tensor
+
+
+def _is_unused(name: str) -> bool:
+    return re.search(r"mask_template|lnout|inv_freq", name) is not None
+
+
+@pytest.mark.parametrize("case", ONE_OF_EACH + HUGGING_FACE)
+def test_a_tensor_too_many_is_named(tmp_path, case):
+    made = Original.of(case)
+    made.tensors["layers.0.extra.weight"] = torch.zeros(3)
+    message = complaint(made.save(tmp_path / "c.pt"), made.kind, made.options)
+    assert "'layers.0.extra.weight' is one too many" in message
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "tensor"),
+    [
+        ("txl_basic", "adaptive-span", "key_pe"),
+        ("adaptive_span_basic", "transformer-xl", "layers.0.dec_attn.layer_norm.weight"),
+        ("sha_rnn", "hf-transfo-xl", "layers.0.dec_attn.layer_norm.weight"),
+        ("fixed_span", "sha-rnn", "blocks.0.lnstart.weight"),
+    ],
+)
+def test_a_wrong_kind_names_a_tensor_that_its_checkpoints_have(tmp_path, case, kind, tensor):
+    assert tensor in complaint(Original.of(case).save(tmp_path / "c.pt"), kind)
+
+
+def test_tied_tensors_that_differ_are_refused(tmp_path):
+    made = Original.of("adaptive_io_tied")
+    made.tensors["out_emb.out_projs.1"] = made.tensors["out_emb.out_projs.1"] + 1
+    message = complaint(made.save(tmp_path / "c.pt"), made.kind, made.options)
+    assert "'out_emb.out_projs.1' should be the same as 'in_emb.emb_projs.1'" in message
+
+
+class Trap:
+    """What pickle would call `Path.touch` for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_a_file_that_would_run_code_is_refused_and_does_not(tmp_path, legacy):
+    path, mark = tmp_path / "c.pt", tmp_path / "ran"
+    torch.save({"model": Trap(mark)}, path, _use_new_zipfile_serialization=not legacy)
+    assert "could run code" in complaint(path, "adaptive-span")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_a_file_that_was_cut_off_is_an_error_of_one_line(tmp_path, legacy, share):
+    path = Original.of("fixed_span").save(tmp_path / "c.pt", legacy=legacy)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    assert str(path) in complaint(path, "adaptive-span")
+
+
+def test_what_is_no_checkpoint(tmp_path):
+    path = tmp_path / "c.pt"
+    assert f"there is no file {path}" in complaint(path, "adaptive-span")
+    assert "is a folder" in complaint(tmp_path, "adaptive-span")
+    path.write_text("words, no tensors")
+    assert str(path) in complaint(path, "adaptive-span")
+    torch.save([torch.zeros(2)], path)
+    assert "holds no tensors by name" in complaint(path, "adaptive-span")
+    torch.save({"model": 3, 4: torch.zeros(2)}, path)
+    assert "'key_pe' is missing" in complaint(path, "adaptive-span")
+    assert "did you mean 'sha-rnn'" in complaint(path, "sha-rnm")
+
+
+def test_options_that_are_none(tmp_path):
+    made = Original.of("fixed_span")
+    path, config = made.save(tmp_path / "c.pt"), tmp_path / "config.json"
+    assert "there is no file" in complaint(path, made.kind, config)
+    config.write_text("{")
+    assert "is not JSON" in complaint(path, made.kind, config)
+    config.write_text("[]")
+    assert "JSON object" in complaint(path, made.kind, config)
+    assert "a value of a wrong type" in complaint(path, made.kind, {"nb_layers": "two"})
+    config.write_text(json.dumps(made.options))
+    assert load_original(path, kind=made.kind, config=config).vocabulary_size == 60
+
+
+def test_overrides_that_a_kind_does_not_have(tmp_path):
+    made = Original.of("fixed_span")
+    path = made.save(tmp_path / "c.pt")
+    message = complaint(path, made.kind, overrides={"memory_length": 3})
+    assert "'memory_length' cannot be overridden" in message
+    made = Original.of("txl_basic")
+    path = made.save(tmp_path / "x.pt")
+    message = complaint(path, made.kind, overrides={"memory_length": 0, "same_length": True})
+    assert "same_length needs a memory_length" in message
