@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from longspan.cli import data, eval, generate, recipes, spans, train
+from longspan.cli import data, eval, generate, import_, recipes, spans, train
 from longspan.config import RunConfig
 from longspan.config.reference import documented
 from longspan.errors import UserError, nearest
@@ -30,6 +30,7 @@ COMMANDS = {
     "spans": spans,
     "data": data,
     "recipes": recipes,
+    "import": import_,
 }
 
 

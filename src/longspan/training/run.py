@@ -42,6 +42,8 @@ def train(config: RunConfig, out: Path, *, reporter: Reporter | None = None) -> 
 def resume(run: Path, *, reporter: Reporter | None = None) -> RunFolder:
     """Go on with a stopped run as if it had not been stopped; a finished one stays as it is."""
     folder = RunFolder.open(run)
+    if not folder.config.stage:
+        raise UserError(f"there is nothing to go on with: the configuration of {run} has no [[stage]]")
     with reporter or Reporter() as reporter:
         if folder.final() is not None:
             reporter.say(f"{run} is finished: nothing to do")

@@ -1,0 +1,39 @@
+"""`longspan import`: a run folder of an original implementation's checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from longspan.cli.console import say
+
+
+def register(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "import",
+        help="make a run of an original's checkpoint",
+        description="Make a run folder, for eval and generate, of an original implementation's checkpoint. "
+        "Such a file holds no vocabulary: it is made of the corpus, as that project made it, so give the "
+        "corpus that the model was trained on. What the file cannot tell has the project's default.",
+    )
+    parser.add_argument("file", metavar="FILE", help="the checkpoint; one that could run code is refused")
+    parser.add_argument(
+        "--from",
+        dest="kind",
+        metavar="KIND",
+        required=True,
+        help="adaptive-span, sha-rnn, transformer-xl or hf-transfo-xl",
+    )
+    parser.add_argument("--data", metavar="CORPUS", required=True, help="the corpus it was trained on")
+    parser.add_argument("--config", metavar="FILE", help="JSON with the original's own options")
+    parser.add_argument("--out", metavar="RUN", required=True, help="the new run folder")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    from longspan.interop.run import import_run
+
+    file, out = Path(args.file), Path(args.out)
+    import_run(file, args.kind, out, args.data, args.config, progress=say)
+    print(f"{out}: try 'longspan eval {out}' or 'longspan generate {out}'")

@@ -1,0 +1,83 @@
+"""A run folder of an original's checkpoint, for everything that works on run folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from longspan.config import (
+    AdaptiveSpanConfig,
+    AllAttentionConfig,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    RunConfig,
+    TokenizerConfig,
+)
+from longspan.data import TokenizedCorpus, corpora, prepare, registry
+from longspan.data.download import Progress
+from longspan.errors import UserError
+from longspan.files import whole_folder
+from longspan.interop.original import read_original
+from longspan.models import LanguageModel
+from longspan.runs import RunFolder, checkpoint
+
+Project = Literal["adaptive-span", "sha-rnn", "transformer-xl"]
+# Whose way of reading and of scoring text a kind of checkpoint was trained for.
+PROJECTS: dict[str, Project] = {
+    "adaptive-span": "adaptive-span",
+    "sha-rnn": "sha-rnn",
+    "transformer-xl": "transformer-xl",
+    "hf-transfo-xl": "transformer-xl",
+}
+
+
+def import_run(
+    path: Path, kind: str, out: Path, corpus: str, config: Any = None, *, progress: Progress
+) -> RunFolder:
+    """Make the run folder `out` of a checkpoint, with the vocabulary that its project had for `corpus`.
+
+    The originals' checkpoints hold no vocabulary: the corpus must be the one that the model was trained on.
+    """
+    RunFolder.must_be_new(out)
+    model_config, model = read_original(path, kind, config)
+    data = DataConfig(corpus=_anchored(corpus), tokenizer=_tokenizer(kind, model_config))
+    prepared = prepare(data, progress)
+    _check_vocabulary(model, prepared, path)
+    run_config = RunConfig(
+        name=out.absolute().name,
+        description=f"Imported from {path.name}, a checkpoint of the kind {kind}",
+        data=data,
+        model=model_config,
+        evaluation=EvaluationConfig(protocol=PROJECTS[kind]),
+    )
+    with whole_folder(out) as partial:  # the run appears with its weights or not at all
+        run = RunFolder.create(partial / "run", run_config, prepared.tokenizer, prepared.fingerprint)
+        weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+        checkpoint.save(run.checkpoint("best"), weights, {"imported": {"file": path.name, "kind": kind}})
+        for entry in run.path.iterdir():
+            entry.rename(partial / entry.name)
+        run.path.rmdir()
+    return RunFolder(out)
+
+
+def _anchored(corpus: str) -> str:
+    """The same corpus wherever one stands: a path is made absolute."""
+    if corpus in corpora.NAMED or corpus in registry.registered():
+        return corpus
+    return str(Path(corpus).expanduser().absolute())
+
+
+def _tokenizer(kind: str, model: ModelConfig) -> TokenizerConfig:
+    # adaptive-span sorts words by frequency only for adaptive input and softmax, the others always.
+    plain = isinstance(model, AdaptiveSpanConfig | AllAttentionConfig) and not model.vocabulary.cutoffs
+    return TokenizerConfig(kind=PROJECTS[kind], order="first-seen" if plain else "frequency")
+
+
+def _check_vocabulary(model: LanguageModel, corpus: TokenizedCorpus, path: Path) -> None:
+    found = corpus.tokenizer.vocabulary_size
+    if found != model.vocabulary_size:
+        raise UserError(
+            f"{path} was trained with a vocabulary of {model.vocabulary_size:,}, and that of {corpus.name} "
+            f"has {found:,}: give with --data the corpus it was trained on"
+        )
