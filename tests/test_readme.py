@@ -37,12 +37,11 @@ def commands() -> list[str]:
     return [line for block in blocks("bash") for line in block.splitlines() if line.strip()]
 
 
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def reader(tmp_path: Path) -> Path:
     """A folder where somebody follows the README: a home of its own and a text to train on."""
-    folder = tmp_path_factory.mktemp("reader")
-    (folder / "my.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 400)
-    return folder
+    (tmp_path / "my.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 400)
+    return tmp_path
 
 
 def run(command: list[str], reader: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -83,7 +82,7 @@ def test_pip_install(tmp_path):
     assert "quickstart" in done.stdout
 
 
-def test_every_longspan_command_in_order(reader, monkeypatch):
+def test_every_longspan_command_in_order_and_then_the_python(reader, monkeypatch):
     for command in commands():
         program, *words = shlex.split(command)
         if program != "longspan":
@@ -99,8 +98,6 @@ def test_every_longspan_command_in_order(reader, monkeypatch):
     assert (reader / "runs" / "quickstart" / "spans.png").is_file()
     assert (reader / "runs" / "mine" / "checkpoints" / "last.safetensors").is_file()
 
-
-def test_the_python_of_the_readme(reader, monkeypatch):
     (program,) = blocks("python")
     assert "longspan.load" in program
     run([sys.executable, "-c", program.replace("tokens=200", "tokens=5")], reader, monkeypatch)
