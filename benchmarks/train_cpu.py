@@ -56,8 +56,7 @@ class PaddedAttention(Attention):
         weights_NTW = F.dropout(weights_NTW, self.dropout, self.training)
         out_NTK = by_key(weights_NTW) @ v_NSK
         out_BTD = out_NTK.unflatten(0, (-1, self.num_heads)).transpose(1, 2).flatten(2)
-        kept = self.span.memory_length - block
-        after = State({"memory": torch.cat([state.tensor("memory")[:, -kept:], h_BTD], dim=1).detach()})
+        after = State({"memory": seen_BSD[:, -self.span.memory_length :].detach().clone()})
         return self.norm(h_BTD + self.out(out_BTD)), after
 
 
