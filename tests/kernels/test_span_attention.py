@@ -73,19 +73,20 @@ def gradients(out: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     ramp=st.integers(1, 4),
     first=st.integers(0, 1),
     learned=st.booleans(),
+    renormalise=st.booleans(),
     num_slots=st.integers(0, 3),
     whole=st.booleans(),
     chunk=st.integers(1, 4),
     data=st.data(),
 )
 def test_eager_path_equals_the_loops(
-    batch, heads, block, memory, window, ramp, first, learned, num_slots, whole, chunk, data
+    batch, heads, block, memory, window, ramp, first, learned, renormalise, num_slots, whole, chunk, data
 ):
     # Whole spans put positions exactly on the edges of the clamp, where the gradient must still pass.
     span = st.integers(0, window).map(float) if whole else st.floats(0, window)
     spans = data.draw(st.lists(span, min_size=heads, max_size=heads)) if learned else None
     tensors = inputs(batch, heads, block, memory, 2, window, spans, num_slots)
-    options = {"window": window, "ramp": ramp, "first_distance": first}
+    options = {"window": window, "ramp": ramp, "renormalise": renormalise, "first_distance": first}
     expected = reference.span_attention(**arguments(tensors), **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(eager, "CHUNK", chunk)
@@ -102,19 +103,21 @@ def test_eager_path_equals_the_loops(
     memory=st.integers(0, 6),
     window=st.integers(1, 12),
     learned=st.booleans(),
+    renormalise=st.booleans(),
     num_slots=st.integers(0, 2),
     positions=st.sampled_from(["shared", "per head", "wider"]),
     chunk=st.integers(1, 4),
     data=st.data(),
 )
 def test_memory_that_is_not_yet_filled_and_positions_of_each_head(
-    block, memory, window, learned, num_slots, positions, chunk, data
+    block, memory, window, learned, renormalise, num_slots, positions, chunk, data
 ):
     heads = 2
     filled = data.draw(st.lists(st.integers(0, memory), min_size=2, max_size=2))
     spans = data.draw(st.lists(st.floats(0, window), min_size=2, max_size=2)) if learned else None
     tensors = inputs(2, heads, block, memory, 2, window, spans, num_slots, positions)
-    options = {"window": window, "ramp": 2, "first_distance": 0, "filled_B": torch.tensor(filled)}
+    options = {"window": window, "ramp": 2, "renormalise": renormalise}
+    options |= {"first_distance": 0, "filled_B": torch.tensor(filled)}
     expected = reference.span_attention(**arguments(tensors), **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(eager, "CHUNK", chunk)
@@ -166,6 +169,18 @@ def test_tiny_mass_inside_the_span_shows_the_epsilon():
     assert out.item() == pytest.approx(mass / (mass + EPSILON), rel=1e-9)
 
 
+def test_not_renormalised_the_mask_takes_weight_away():
+    """Two distances and a slot with the same score: of three thirds the mask leaves one and a half."""
+    ones = torch.ones(1, 1, 3, 1, dtype=torch.float64)
+    slots = torch.zeros(1, 1, 1, dtype=torch.float64), torch.full((1, 1, 1), 10.0, dtype=torch.float64)
+    span = torch.tensor([0.0], dtype=torch.float64)
+    given = {"window": 2, "ramp": 2, "spans_H": span, "slots": slots}
+    bare = span_attention(ones[:, :, :1] * 0, ones, ones, renormalise=False, **given)
+    assert bare.item() == pytest.approx((1 + 0.5 + 10) / 3)
+    whole = span_attention(ones[:, :, :1] * 0, ones, ones, **given)
+    assert whole.item() == pytest.approx((1 + 0.5 + 10) / 2.5)
+
+
 def test_dropout_drops_weights_and_keeps_the_mean():
     tensors = inputs(1, 1, 1, 400, 4, 400, None)
     ones = torch.ones_like(tensors["v_BHSK"])
@@ -180,13 +195,14 @@ def test_dropout_drops_weights_and_keeps_the_mean():
     assert torch.stack(outs).std() > 0.01
 
 
-def test_dropout_has_the_gradient_of_what_it_kept():
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_dropout_has_the_gradient_of_what_it_kept(renormalise):
     tensors = inputs(2, 2, 5, 3, 3, 4, [1.3, 2.7], num_slots=2)
 
     def run(*leaves: Tensor) -> Tensor:
         torch.manual_seed(7)
         named = dict(zip(tensors, leaves, strict=True))
-        return span_attention(**arguments(named), window=4, ramp=2, dropout=0.5)
+        return span_attention(**arguments(named), window=4, ramp=2, dropout=0.5, renormalise=renormalise)
 
     assert torch.autograd.gradcheck(run, tuple(tensors.values()))
 

@@ -39,6 +39,7 @@ def span_attention(
     slots: tuple[Tensor, Tensor] | None = None,
     spans_H: Tensor | None = None,
     ramp: int = 1,
+    renormalise: bool = True,
     first_distance: int = 1,
     dropout: float = 0.0,
 ) -> Tensor:
@@ -47,8 +48,8 @@ def span_attention(
     Row i of `position_keys`, [L, K] or [H, L, K], belongs to distance `first_distance + i`; their queries are
     `position_q`, [B, H, T, K] with a K of their own, or else q. `filled_B` says how many of the last keys
     before the block are there; it needs `first_distance` 0, so that every query sees at least itself.
-    `slots` are keys and values, each [H, P, K]. `spans_H` are in tokens and get a gradient. `dropout` acts on
-    the weights and is off at 0.
+    `slots` are keys and values, each [H, P, K]. `spans_H` are in tokens and get a gradient; `renormalise`
+    is about them only. `dropout` acts on the weights and is off at 0.
     """
     if filled_B is not None and first_distance != 0:
         raise ValueError("with filled_B a query must see itself: first_distance must be 0")
@@ -74,6 +75,7 @@ def span_attention(
             slot_v_HPK,
             mask_HX,
             filled_B,
+            renormalise,
             dropout,
         )
     return out_NTK.view(batch, heads, block, width)
@@ -137,7 +139,7 @@ class _SpanAttention(torch.autograd.Function):
     mask are oldest first, and slots come last.
 
     The weights are kept as a m, before the division by `total` = <a, m> + e, which is done on the output:
-    with o = (a m) v / total, the gradient of a m is (do . v - do . o) / total.
+    with o = (a m) v / total, the gradient of a m is (do . v - do . o) / total. Without a division it is do . v.
     """
 
     @staticmethod
@@ -152,6 +154,7 @@ class _SpanAttention(torch.autograd.Function):
         slot_v_HPK: Tensor | None,
         mask_HX: Tensor | None,
         filled_B: Tensor | None,
+        renormalise: bool,
         dropout: float,
     ) -> Tensor:
         window = k_NSK.shape[1] - q_NTK.shape[1]
@@ -173,7 +176,7 @@ class _SpanAttention(torch.autograd.Function):
             if slot_v_HPK is not None:
                 out_NCK += _per_head(used_NCX[..., window:].to(q_NTK.dtype), slot_v_HPK)
             total_NC1 = None
-            if mask_HX is not None:
+            if mask_HX is not None and renormalise:
                 total_NC1 = _per_head(a_NCX, mask_HX[:, :, None].to(a_NCX.dtype)).add_(EPSILON)
                 out_NCK = out_NCK.div_(total_NC1)
             out.append(out_NCK)
@@ -210,11 +213,14 @@ class _SpanAttention(torch.autograd.Function):
                 ds_NCX = torch.cat([ds_NCX, _per_head(dout_NCK, slot_v_HPK.mT).to(exact)], dim=-1)
             if kept_NCX is not None:
                 ds_NCX = ds_NCX * kept_NCX
-            if mask_HX is None:
+            if total_NC1 is None:
+                if mask_HX is not None:
+                    dmask_HX += _heads(ds_NCX * a_NCX, mask_HX).sum((0, 2))
+                    ds_NCX = (_heads(ds_NCX, mask_HX) * mask_HX[:, None]).flatten(0, 1)
                 # This is do . o too, but rounded alike: the gradients of a query's scores then sum to zero.
                 inner_NC1 = (ds_NCX * a_NCX).sum(-1, keepdim=True)
             ds_NCX = (ds_NCX - inner_NC1).mul_(a_NCX)
-            if mask_HX is not None:
+            if total_NC1 is not None:
                 ds_BHCX = _heads(ds_NCX, mask_HX)
                 dmask_HX += ds_BHCX.sum((0, 2))
                 ds_BHCX.mul_(mask_HX[:, None])
@@ -242,7 +248,7 @@ class _SpanAttention(torch.autograd.Function):
             None if x is None else total.to(x.dtype) for x, total in zip(inputs, sums, strict=True)
         ]
         dposition_q_NTK = torch.cat(dposition_q, dim=1) if dposition_q else None
-        return torch.cat(dq, dim=1), dk, dv, dposition_q_NTK, *others, None, None
+        return torch.cat(dq, dim=1), dk, dv, dposition_q_NTK, *others, None, None, None
 
 
 def _softmax(

@@ -22,6 +22,7 @@ def span_attention(
     slots: tuple[Tensor, Tensor] | None = None,
     spans_H: Tensor | None = None,
     ramp: int = 1,
+    renormalise: bool = True,
     first_distance: int = 1,
 ) -> Tensor:
     """As described in the package's docstring, without dropout; gradients come from autograd."""
@@ -57,6 +58,7 @@ def span_attention(
                 weights = torch.softmax(torch.stack(scores), dim=0)
                 if spans_H is not None:
                     weights = weights * torch.stack(mask)
-                    weights = weights / (weights.sum() + EPSILON)
+                    if renormalise:
+                        weights = weights / (weights.sum() + EPSILON)
                 rows.append(weights @ torch.stack(values))
     return torch.stack(rows).view(batch, heads, block, width)
