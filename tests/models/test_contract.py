@@ -52,6 +52,8 @@ VARIANTS: dict[str, ModelConfig] = {
     "adaptive-span, long": with_span(limit=200, start=0.02),
     "adaptive-span, full memory": with_span(limit=200, start=0.02, memory="full"),
     "adaptive-span, softmax over layer": with_span(softmax_over="layer"),
+    "adaptive-span, not renormalised": with_span(softmax_over="layer", renormalise=False),
+    "adaptive-span, one span per layer": with_span(per="layer"),
     "adaptive-span, fixed": with_span(kind="fixed"),
     "adaptive-span, pre-norm": dataclasses.replace(SMALL, norm="pre"),
     "all-attention": ALL_ATTENTION,

@@ -127,6 +127,7 @@ class Attention(Block):
             slots=None if self.slots is None else self.slots.of(heads),
             spans_H=None if spans_H is None else spans_H[heads],
             ramp=self.span.ramp,
+            renormalise=self.span.renormalise,
             dropout=self.dropout if self.training else 0.0,
         )
 

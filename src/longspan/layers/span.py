@@ -1,4 +1,4 @@
-"""Where a head may look: the same distance for all heads, or one learned span per head.
+"""Where a head may look: the same distance for all heads, or learned spans.
 
 A span module answers three questions: how far each head must be computed (`windows_for`), how much must be
 remembered (`memory_length`), and which soft edge the kernel applies (`spans_H`, `ramp`). The first two are
@@ -27,6 +27,7 @@ class Span(nn.Module, ABC):
     """Where the heads of one layer may look."""
 
     ramp: int = 1
+    renormalise: bool = True
 
     @abstractmethod
     def windows_for(self, block: int) -> tuple[int, ...]:
@@ -83,17 +84,20 @@ class WholeMemory(Span):
 class LearnedSpan(Span):
     """Adaptive attention span (Sukhbaatar et al., 2019, section 3): head h sees about z_h * limit tokens.
 
-    z in [0, 1] is learned. The penalty is loss per token of mean span; `clamp_and_read` follows each update.
+    z in [0, 1] is learned; `fraction_H` holds one of each head, or a single one that the layer's heads share.
+    The penalty is loss per token of mean span; `clamp_and_read` follows each update.
     """
 
     def __init__(self, config: SpanConfig, num_heads: int) -> None:
         super().__init__()
         self.limit = config.limit
         self.ramp = config.ramp
+        self.renormalise = config.renormalise
         self.penalty_weight = config.penalty
         self._full_memory = config.memory == "full"
         self._over_layer = config.softmax_over == "layer"
-        self.fraction_H = nn.Parameter(torch.full((num_heads,), config.start))
+        self._num_heads = num_heads
+        self.fraction_H = nn.Parameter(torch.full((num_heads if config.per == "head" else 1,), config.start))
         self.set_fractions([config.start] * num_heads)
 
     @property
@@ -107,8 +111,12 @@ class LearnedSpan(Span):
     def memory_length(self) -> int:
         return self._memory_length
 
+    def fractions_H(self) -> Tensor:
+        """z of each head."""
+        return self.fraction_H.expand(self._num_heads)
+
     def spans_H(self) -> Tensor | None:
-        return self.fraction_H * self.limit
+        return self.fractions_H() * self.limit
 
     def penalty(self) -> Tensor:
         """The price of looking far: weight * limit * mean over heads of z."""
@@ -116,10 +124,10 @@ class LearnedSpan(Span):
 
     def sizes_H(self) -> Tensor:
         """How many tokens each head can see, the ramp included."""
-        return (self.fraction_H.detach().double() * self.limit).ceil().add(self.ramp).clamp(max=self.limit)
+        return (self.fractions_H().detach().double() * self.limit).ceil().add(self.ramp).clamp(max=self.limit)
 
     def set_fractions(self, fractions: Sequence[float]) -> None:
-        """Derive the integer sizes from the values of z, given on the host."""
+        """Derive the integer sizes from z of each head, given on the host."""
         longest = min(self.limit, math.ceil(max(fractions) * self.limit) + self.ramp)
         trimmed = TRIM * (min(self.limit - 1, self.limit - longest) // TRIM)
         layer_window = self.limit - trimmed
@@ -142,7 +150,7 @@ def clamp_and_read(spans: Sequence[LearnedSpan]) -> None:
     with torch.no_grad():
         for span in spans:
             span.fraction_H.clamp_(0, 1)
-        fractions_LH = torch.stack([span.fraction_H for span in spans])
+        fractions_LH = torch.stack([span.fractions_H() for span in spans])
     if fractions_LH.is_meta:
         return
     for span, fractions in zip(spans, fractions_LH.tolist(), strict=True):

@@ -9,13 +9,14 @@ For a query at position t and a distance d = first, first + 1, ..., first + wind
 
 Slots are further keys and values per head that are no positions: their score is q_t . k_slot / sqrt(K), they
 take part in the same softmax and their m is 1. Without spans there is no m and w = a. Not renormalised,
-w = a m: what the mask takes from a head, its slots do not get. Positions before the first key count as zero keys and zero values; where it is told how many rows of the memory are filled, query t
-of a block sees the distances up to t + filled and no others.
+w = a m: what the mask takes from a head, its slots do not get. Positions before the first key count as zero
+keys and zero values; where it is told how many rows of the memory are filled, query t of a block sees the
+distances up to t + filled and no others.
 
 The position term may have queries of its own in the place of q_t, and every head may have its own p_d.
-Renormalised, a window that reaches beyond every span (plus ramp) gives the same result as a longer one, except
-for the share that the 1e-8 gets: so heads may be grouped, and each group given the window it needs. Not
-renormalised, a longer window leaves less for the span.
+Renormalised, a window that reaches beyond every span (plus ramp) gives the same result as a longer one,
+except for the share that the 1e-8 gets: so heads may be grouped, and each group given the window it needs.
+Not renormalised, a longer window leaves less for the span.
 
 `reference.py` is the specification, in loops; `eager.py` is the path in plain torch. `span_attention` is
 the one door to them.

@@ -139,7 +139,7 @@ class _SpanAttention(torch.autograd.Function):
     mask are oldest first, and slots come last.
 
     The weights are kept as a m, before the division by `total` = <a, m> + e, which is done on the output:
-    with o = (a m) v / total, the gradient of a m is (do . v - do . o) / total. Without a division it is do . v.
+    with o = (a m) v / total, the gradient of a m is (do . v - do . o) / total. Not renormalised it is do . v.
     """
 
     @staticmethod
