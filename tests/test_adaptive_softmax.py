@@ -280,7 +280,7 @@ def test_models_check_cutoffs_against_the_vocabulary(config):
         ({"cutoffs": [5, 3]}, "model.vocabulary: cutoffs must be above 0 and increase"),
         ({"cutoffs": [5, 5]}, "model.vocabulary: cutoffs must be above 0 and increase"),
         ({"cutoffs": [5], "division": 0}, "model.vocabulary: division must be at least 1"),
-        ({"tied": True}, "model: vocabulary.tied has no effect without cutoffs"),
+        ({"tied": True}, "model.vocabulary: tied has no effect without cutoffs"),
     ],
 )
 def test_a_configuration_that_makes_no_sense(table, message):

@@ -13,6 +13,7 @@ from torch import Tensor
 from longspan.config import (
     AdaptiveSpanConfig,
     AllAttentionConfig,
+    GptConfig,
     ModelConfig,
     ShaRnnConfig,
     SpanConfig,
@@ -40,6 +41,8 @@ SHA_RNN = ShaRnnConfig(num_layers=2, width=12, inner_width=28, memory_length=10)
 TRANSFORMER_XL = TransformerXLConfig(
     num_layers=2, width=12, num_heads=3, head_width=5, inner_width=16, memory_length=10
 )
+GPT = GptConfig(num_layers=2, width=12, num_heads=3, inner_width=16, context=10)
+
 SAME_LENGTH = dataclasses.replace(TRANSFORMER_XL, same_length=True)
 
 
@@ -75,6 +78,8 @@ VARIANTS: dict[str, ModelConfig] = {
     "transformer-xl, learned spans and slots": dataclasses.replace(
         TRANSFORMER_XL, num_slots=4, span=SMALL.span
     ),
+    "gpt": dataclasses.replace(GPT, span=SMALL.span),
+    "gpt, no spans": GPT,
     "adaptive-span, adaptive softmax": dataclasses.replace(SMALL, vocabulary=WORDS),
     "all-attention, tied adaptive softmax": dataclasses.replace(
         ALL_ATTENTION, vocabulary=dataclasses.replace(WORDS, tied=True, cluster_order="forward")

@@ -1,6 +1,7 @@
 """What a run is: typed, validated, TOML in and out, every field documented once."""
 
 from longspan.config.data import DataConfig, TokenizerConfig
+from longspan.config.gpt import GptConfig
 from longspan.config.model import AdaptiveSpanConfig, AllAttentionConfig, ModelConfig
 from longspan.config.run import RunConfig
 from longspan.config.sha_rnn import ShaRnnConfig
@@ -14,6 +15,7 @@ __all__ = [
     "AllAttentionConfig",
     "DataConfig",
     "EvaluationConfig",
+    "GptConfig",
     "ModelConfig",
     "RunConfig",
     "ShaRnnConfig",

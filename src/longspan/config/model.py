@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from longspan.config.gpt import GptConfig
 from longspan.config.schema import option, section
 from longspan.config.sha_rnn import ShaRnnConfig
 from longspan.config.span import SpanConfig
@@ -33,7 +34,6 @@ class AdaptiveSpanConfig:
         _check_sizes(self, "num_layers", "width", "num_heads", "inner_width")
         _check_heads(self)
         _check_dropout(self)
-        _check_vocabulary(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +54,11 @@ class AllAttentionConfig:
         _check_sizes(self, "num_layers", "width", "num_heads", "num_slots")
         _check_heads(self)
         _check_dropout(self)
-        _check_vocabulary(self)
 
 
-ModelConfig: TypeAlias = AdaptiveSpanConfig | AllAttentionConfig | ShaRnnConfig | TransformerXLConfig
+ModelConfig: TypeAlias = (
+    AdaptiveSpanConfig | AllAttentionConfig | GptConfig | ShaRnnConfig | TransformerXLConfig
+)
 
 
 def _check_sizes(config: ModelConfig, *names: str) -> None:
@@ -74,10 +75,3 @@ def _check_heads(config: AdaptiveSpanConfig | AllAttentionConfig) -> None:
 def _check_dropout(config: AdaptiveSpanConfig | AllAttentionConfig) -> None:
     if not all(0.0 <= part < 1.0 for part in (config.dropout, config.embedding_dropout)):
         raise ValueError("dropout and embedding_dropout must be at least 0 and below 1")
-
-
-def _check_vocabulary(config: AdaptiveSpanConfig | AllAttentionConfig) -> None:
-    plain = VocabularyConfig()
-    for name in ("division", "tied", "cluster_order"):
-        if not config.vocabulary.cutoffs and getattr(config.vocabulary, name) != getattr(plain, name):
-            raise ValueError(f"vocabulary.{name} has no effect without cutoffs")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Literal
 
@@ -27,3 +27,6 @@ class VocabularyConfig:
             raise ValueError("cutoffs must be above 0 and increase")
         if self.division < 1:
             raise ValueError("division must be at least 1")
+        for field in fields(self):
+            if not self.cutoffs and getattr(self, field.name) != field.default:
+                raise ValueError(f"{field.name} has no effect without cutoffs")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,18 +13,26 @@ from longspan.state import State
 
 
 class FeedForward(Block):
-    """FF(u) = W2 dropout(relu(W1 u + b1)) + b2, with a residual; `output_dropout` acts on FF(u).
+    """FF(u) = W2 dropout(activation(W1 u + b1)) + b2, with a residual; `output_dropout` acts on FF(u).
 
     Post-norm: out = LN(u + FF(u)). Pre-norm: out = u + FF(LN(u)).
     """
 
     def __init__(
-        self, width: int, inner_width: int, *, dropout: float, output_dropout: float = 0.0, norm_first: bool
+        self,
+        width: int,
+        inner_width: int,
+        *,
+        activation: Callable[[Tensor], Tensor] = torch.relu,
+        dropout: float,
+        output_dropout: float = 0.0,
+        norm_first: bool,
     ) -> None:
         super().__init__()
         self.expand = nn.Linear(width, inner_width)
         self.contract = nn.Linear(inner_width, width)
         self.norm = nn.LayerNorm(width)
+        self.activation = activation
         self.dropout = dropout
         self.output_dropout = output_dropout
         self.norm_first = norm_first
@@ -33,6 +43,6 @@ class FeedForward(Block):
         return self.norm(h_BTD + self._feed_forward(h_BTD)), state
 
     def _feed_forward(self, h_BTD: Tensor) -> Tensor:
-        inner = torch.relu(self.expand(h_BTD))
+        inner = self.activation(self.expand(h_BTD))
         out = self.contract(F.dropout(inner, self.dropout, self.training))
         return F.dropout(out, self.output_dropout, self.training)

@@ -19,12 +19,12 @@ from longspan.layers.head_rows import of_heads
 class Terms(NamedTuple):
     """What is multiplied: queries of the content, queries of the distance where they differ, and its keys.
 
-    Keys are nearest first, for all heads alike or one table for each.
+    Keys are nearest first, for all heads alike or one table for each; without any only content counts.
     """
 
     content_q_BGTK: Tensor
     distance_q: Tensor | None
-    distance_keys: Tensor
+    distance_keys: Tensor | None
 
 
 class Positions(nn.Module, ABC):
@@ -36,6 +36,15 @@ class Positions(nn.Module, ABC):
     @abstractmethod
     def terms(self, q_BGTK: Tensor, window: int, heads: list[int]) -> Terms:
         """For the queries of some of the heads, over the `window` nearest distances."""
+
+
+class NoPositions(Positions):
+    """Distance does not count: only the content of a key does."""
+
+    shared = False
+
+    def terms(self, q_BGTK: Tensor, window: int, heads: list[int]) -> Terms:
+        return Terms(q_BGTK, None, None)
 
 
 class LearnedDistanceKeys(Positions):

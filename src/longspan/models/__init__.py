@@ -8,6 +8,7 @@ from typing import Any
 from longspan.config import ModelConfig
 from longspan.models.adaptive_span import adaptive_span
 from longspan.models.all_attention import all_attention
+from longspan.models.gpt import gpt
 from longspan.models.interface import LanguageModel
 from longspan.models.sha_rnn import sha_rnn
 from longspan.models.stack import Stack
@@ -18,6 +19,7 @@ __all__ = ["ARCHITECTURES", "LanguageModel", "Stack", "build"]
 ARCHITECTURES: dict[str, Callable[[Any, int], LanguageModel]] = {
     "adaptive-span": adaptive_span,
     "all-attention": all_attention,
+    "gpt": gpt,
     "sha-rnn": sha_rnn,
     "transformer-xl": transformer_xl,
 }

@@ -1,0 +1,99 @@
+"""A GPT (Radford et al., 2018) whose heads may learn how far back they look (Sukhbaatar et al., 2019).
+
+Tokens get learned absolute positions; every layer is attention and then feed-forward, both pre-norm:
+
+    h = e_token + p_n;    h = h + attention(LN(h));    h = h + W2 gelu(W1 LN(h) + b1) + b2;    out = LN(h)
+
+A position sees itself and what its context has before it. With spans the attention weights are multiplied by
+the soft mask of the head after the softmax, and renormalised.
+
+Nothing is carried from one context to the next: the text is cut into contexts, and a token sees only its own.
+Within a context the state remembers what was read, so that blocks of any length, single tokens too, read the
+same text with the same result.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from longspan.config import GptConfig, SpanConfig
+from longspan.layers.absolute_positions import AbsolutePositions
+from longspan.layers.attention import Attention
+from longspan.layers.block import Block
+from longspan.layers.feed_forward import FeedForward
+from longspan.layers.positions import NoPositions
+from longspan.layers.span import build_span
+from longspan.models.stack import Stack
+from longspan.models.vocabulary import embedding_and_head
+from longspan.state import State
+
+
+def gpt(config: GptConfig, vocabulary_size: int) -> Stack:
+    span = config.span or SpanConfig(kind="fixed", limit=config.context)
+    blocks: list[Block] = [AbsolutePositions(config.context, config.width, dropout=config.dropout)]
+    for _ in range(config.num_layers):
+        blocks += [
+            Attention(
+                config.width,
+                config.num_heads,
+                span=build_span(span, config.num_heads),
+                positions=NoPositions(),
+                dropout=config.dropout,
+                output_dropout=config.dropout,
+                norm_first=True,
+                sees_itself=True,
+                empty_start=True,
+            ),
+            FeedForward(
+                config.width,
+                config.inner_width,
+                activation=F.gelu,
+                dropout=0.0,
+                output_dropout=config.dropout,
+                norm_first=True,
+            ),
+        ]
+    embedding, head = embedding_and_head(config.vocabulary, config.width, vocabulary_size)
+    model = StackInContexts(embedding, blocks, head, final_norm=nn.LayerNorm(config.width))
+    model.context = config.context
+    _initial_values(model, config.num_layers)
+    return model
+
+
+class StackInContexts(Stack):
+    """A stack for which a row that has read a full `context` begins again, as a new text does."""
+
+    context: int
+
+    def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
+        # One copy to the host says where contexts end: blocks are cut there, each row at its own ends.
+        read = state.branch("blocks").branch("0").tensor("read").tolist()
+        hidden, start, block = [], 0, tokens_BT.shape[1]
+        while start < block:
+            full = [row for row, count in enumerate(read) if count == self.context]
+            if full:
+                state = state.reset(full)
+            read = [count % self.context for count in read]
+            length = min(block - start, self.context - max(read))
+            hidden_BTD, state = super().forward(tokens_BT[:, start : start + length], state)
+            hidden.append(hidden_BTD)
+            start, read = start + length, [count + length for count in read]
+        return torch.cat(hidden, dim=1), state
+
+
+def _initial_values(model: Stack, num_layers: int) -> None:
+    """Those of GPT-2: N(0, 0.02), and narrower for what adds to the residual stream; biases 0."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+    for block in model.blocks:
+        if isinstance(block, Attention):
+            nn.init.normal_(block.out.weight, std=0.02 / math.sqrt(2 * num_layers))
+        elif isinstance(block, FeedForward):
+            nn.init.normal_(block.contract.weight, std=0.02 / math.sqrt(2 * num_layers))
