@@ -4,6 +4,7 @@ from longspan.config.data import DataConfig, TokenizerConfig
 from longspan.config.gpt import GptConfig
 from longspan.config.model import AdaptiveSpanConfig, AllAttentionConfig, ModelConfig
 from longspan.config.run import RunConfig
+from longspan.config.search import SearchConfig
 from longspan.config.sha_rnn import ShaRnnConfig
 from longspan.config.span import SpanConfig
 from longspan.config.training import EvaluationConfig, StageConfig, TrainingConfig
@@ -18,6 +19,7 @@ __all__ = [
     "GptConfig",
     "ModelConfig",
     "RunConfig",
+    "SearchConfig",
     "ShaRnnConfig",
     "SpanConfig",
     "StageConfig",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from longspan.config.gpt import GptConfig
+from longspan.config.pattern import check_pattern
 from longspan.config.schema import option, section
 from longspan.config.sha_rnn import ShaRnnConfig
 from longspan.config.span import SpanConfig
@@ -19,6 +20,11 @@ class AdaptiveSpanConfig:
 
     architecture: Literal["adaptive-span"] = option("adaptive-span", help="which kind of model")
     num_layers: int = option(12, help="layers, each attention followed by feed-forward")
+    pattern: str | None = option(
+        None,
+        help="the blocks by letters: s attention, f feed-forward, i identity; num_layers is then not used "
+        "(default: sf for every layer)",
+    )
     width: int = option(512, help="size of the hidden states")
     num_heads: int = option(8, help="attention heads per layer")
     inner_width: int = option(2048, help="size of the feed-forward layer's hidden part")
@@ -32,6 +38,8 @@ class AdaptiveSpanConfig:
 
     def __post_init__(self) -> None:
         _check_sizes(self, "num_layers", "width", "num_heads", "inner_width")
+        if self.pattern is not None:
+            check_pattern(self.pattern)
         _check_heads(self)
         _check_dropout(self)
 

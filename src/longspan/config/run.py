@@ -9,6 +9,7 @@ from longspan.config import schema
 from longspan.config.data import DataConfig
 from longspan.config.model import AdaptiveSpanConfig, ModelConfig
 from longspan.config.schema import option, section
+from longspan.config.search import SearchConfig
 from longspan.config.training import EvaluationConfig, StageConfig, TrainingConfig
 
 
@@ -20,6 +21,9 @@ class RunConfig:
     description: str = option("", help="one line about what this is")
     data: DataConfig = section(DataConfig, help="the text")
     model: ModelConfig = section(AdaptiveSpanConfig, help="the model")
+    search: SearchConfig | None = option(
+        None, help="with 'longspan search': how the pattern of the model's blocks is searched"
+    )
     training: TrainingConfig = section(TrainingConfig, help="what every stage shares")
     stage: tuple[StageConfig, ...] = option((), help="the stages of training, in order")
     evaluation: EvaluationConfig = section(EvaluationConfig, help="how held-out text is scored")
@@ -28,6 +32,12 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.name in ("", ".", "..") or "/" in self.name or not self.name.isprintable():
             raise ValueError(f"name must do for a folder: printable and without '/', not {self.name!r}")
+        if self.search is not None and not hasattr(self.model, "pattern"):
+            raise ValueError(
+                f"search needs a model whose blocks have a pattern; {self.model.architecture} has none"
+            )
+        if self.search is not None and getattr(self.model, "pattern", None) is not None:
+            raise ValueError("search finds the pattern: leave out model.pattern or [search]")
 
     @staticmethod
     def from_toml(content: bytes, source: str) -> RunConfig:

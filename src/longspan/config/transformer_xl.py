@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from longspan.config.pattern import check_pattern
 from longspan.config.schema import option, section
 from longspan.config.span import SpanConfig
 
@@ -43,6 +44,11 @@ class TransformerXLConfig:
 
     architecture: Literal["transformer-xl"] = option("transformer-xl", help="which kind of model")
     num_layers: int = option(12, help="layers, each attention followed by feed-forward")
+    pattern: str | None = option(
+        None,
+        help="the blocks by letters: s attention, f feed-forward, i identity; num_layers is then not used "
+        "(default: sf for every layer)",
+    )
     width: int = option(512, help="size of the hidden states; even")
     num_heads: int = option(8, help="attention heads per layer")
     head_width: int | None = option(None, help="size of a head (default: width / num_heads)")
@@ -75,6 +81,8 @@ class TransformerXLConfig:
         for name in ("num_layers", "width", "num_heads", "inner_width"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if self.pattern is not None:
+            check_pattern(self.pattern)
         if self.width % 2:
             raise ValueError(f"width must be even, half sines and half cosines, not {self.width}")
         if self.head_width is None and self.width % self.num_heads:

@@ -14,30 +14,34 @@ from torch import nn
 
 from longspan.config import AdaptiveSpanConfig
 from longspan.layers.attention import Attention
-from longspan.layers.block import Block
 from longspan.layers.feed_forward import FeedForward
+from longspan.layers.identity import Identity
 from longspan.layers.positions import LearnedDistanceKeys
 from longspan.layers.span import build_span
+from longspan.models.pattern import Arrange, Makers, by_pattern
 from longspan.models.stack import Stack
 from longspan.models.vocabulary import embedding_and_head
 
 
-def adaptive_span(config: AdaptiveSpanConfig, vocabulary_size: int) -> Stack:
+def adaptive_span(config: AdaptiveSpanConfig, vocabulary_size: int, arrange: Arrange | None = None) -> Stack:
+    """The stack of the configuration's pattern, or of what `arrange` makes of the same kinds of blocks."""
     norm_first = config.norm == "pre"
     positions = LearnedDistanceKeys(config.span.limit, config.width // config.num_heads)
-    blocks: list[Block] = []
-    for _ in range(config.num_layers):
-        blocks += [
-            Attention(
-                config.width,
-                config.num_heads,
-                span=build_span(config.span, config.num_heads),
-                positions=positions,
-                dropout=config.dropout,
-                norm_first=norm_first,
-            ),
-            FeedForward(config.width, config.inner_width, dropout=config.dropout, norm_first=norm_first),
-        ]
+    makers: Makers = {
+        "s": lambda: Attention(
+            config.width,
+            config.num_heads,
+            span=build_span(config.span, config.num_heads),
+            positions=positions,
+            dropout=config.dropout,
+            norm_first=norm_first,
+        ),
+        "f": lambda: FeedForward(
+            config.width, config.inner_width, dropout=config.dropout, norm_first=norm_first
+        ),
+        "i": Identity,
+    }
+    blocks = (arrange or by_pattern(config.pattern, config.num_layers))(makers)
     embedding, head = embedding_and_head(config.vocabulary, config.width, vocabulary_size)
     return Stack(
         embedding,

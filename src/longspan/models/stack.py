@@ -66,6 +66,10 @@ class Stack(LanguageModel):
         return {"span": torch.stack([span.penalty() for span in spans]).sum()} if spans else {}
 
     def after_update(self) -> None:
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Derive from the weights what is derived from them: they were updated, or loaded."""
         clamp_and_read(self._learned_spans())
 
     def diagnostics(self) -> dict[str, Tensor]:
@@ -88,4 +92,4 @@ class Stack(LanguageModel):
 def _refresh_after_loading(model: nn.Module, _: Any) -> None:
     """Integer sizes are derived from the weights: loaded weights bring new ones."""
     assert isinstance(model, Stack)
-    model.after_update()
+    model.refresh()

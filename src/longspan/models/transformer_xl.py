@@ -17,51 +17,55 @@ from longspan.config import SpanConfig, TransformerXLConfig
 from longspan.config.transformer_xl import XLVocabularyConfig
 from longspan.heads import AdaptiveSoftmaxHead
 from longspan.layers.attention import Attention
-from longspan.layers.block import Block
 from longspan.layers.embeddings import AdaptiveEmbedding
 from longspan.layers.feed_forward import FeedForward
+from longspan.layers.identity import Identity
 from longspan.layers.positions import QueryBiases, SinusoidDistances
 from longspan.layers.slots import PersistentSlots
 from longspan.layers.span import FixedSpan, Span, WholeMemory, build_span
+from longspan.models.pattern import Arrange, Makers, by_pattern
 from longspan.models.stack import Stack
 
 
-def transformer_xl(config: TransformerXLConfig, vocabulary_size: int) -> Stack:
+def transformer_xl(
+    config: TransformerXLConfig, vocabulary_size: int, arrange: Arrange | None = None
+) -> Stack:
+    """The stack of the configuration's pattern, or of what `arrange` makes of the same kinds of blocks."""
     head_width = config.head_width or config.width // config.num_heads
     norm_first = config.norm == "pre"
     biases = QueryBiases(config.num_heads, head_width) if config.biases == "shared" else None
-    blocks: list[Block] = []
-    for _ in range(config.num_layers):
-        blocks += [
-            Attention(
+    makers: Makers = {
+        "s": lambda: Attention(
+            config.width,
+            config.num_heads,
+            head_width=head_width,
+            span=_span(config),
+            positions=SinusoidDistances(
                 config.width,
                 config.num_heads,
-                head_width=head_width,
-                span=_span(config),
-                positions=SinusoidDistances(
-                    config.width,
-                    config.num_heads,
-                    head_width,
-                    biases=biases,
-                    clamp=config.clamp_length,
-                    dropout=config.dropout,
-                ),
-                slots=_slots(config, head_width),
-                dropout=config.attention_dropout,
-                output_dropout=config.dropout,
-                norm_first=norm_first,
-                norm_recalled=True,
-                sees_itself=True,
-                empty_start=config.start == "empty",
-            ),
-            FeedForward(
-                config.width,
-                config.inner_width,
+                head_width,
+                biases=biases,
+                clamp=config.clamp_length,
                 dropout=config.dropout,
-                output_dropout=config.dropout,
-                norm_first=norm_first,
             ),
-        ]
+            slots=_slots(config, head_width),
+            dropout=config.attention_dropout,
+            output_dropout=config.dropout,
+            norm_first=norm_first,
+            norm_recalled=True,
+            sees_itself=True,
+            empty_start=config.start == "empty",
+        ),
+        "f": lambda: FeedForward(
+            config.width,
+            config.inner_width,
+            dropout=config.dropout,
+            output_dropout=config.dropout,
+            norm_first=norm_first,
+        ),
+        "i": Identity,
+    }
+    blocks = (arrange or by_pattern(config.pattern, config.num_layers))(makers)
     embedding, head = _embedding_and_head(config.vocabulary, config.width, vocabulary_size)
     model = Stack(
         embedding,

@@ -1,0 +1,103 @@
+"""What a model costs: FLOPs of the forward pass per token, two for each multiplication with an addition.
+
+Counted are the products of matrices: projections (of the memory too, which is projected anew in every block),
+scores of content and distance and weighted sums over the window of each head, slots, and the head. Norms,
+softmax and dropout are not. An adaptive softmax counts all its clusters, as when all probabilities are wanted;
+in training it computes a rare cluster only for the tokens that are in it, and costs less.
+Shapes: B batch, T block, D width, H heads, K head width, M memory, W window, P slots, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import NamedTuple
+
+from torch import nn
+
+from longspan.heads import AdaptiveSoftmaxHead, SplitSoftmaxHead
+from longspan.layers.attention import Attention
+from longspan.layers.embeddings import AdaptiveEmbedding
+from longspan.layers.positions import SinusoidDistances
+from longspan.layers.recurrent import Recurrent
+from longspan.layers.sha_attention import SingleHeadAttention
+from longspan.models.interface import LanguageModel
+from longspan.models.stack import Stack
+
+
+class Shape(NamedTuple):
+    """What is read at once: what is done once for a batch or a block is shared by its tokens."""
+
+    batch_size: int
+    block_length: int
+
+
+def model_flops(model: LanguageModel, shape: Shape) -> float:
+    """FLOPs per token of a whole model; of a supernet, with all candidates of every block."""
+    if not isinstance(model, Stack):
+        return flops(model, shape)
+    return sum(flops(part, shape) for part in (model.embedding, *model.blocks, model.head))
+
+
+@singledispatch
+def flops(part: nn.Module, shape: Shape) -> float:
+    """FLOPs per token of a block, an embedding or a head.
+
+    Unless a part says otherwise below, every matrix of its linear layers multiplies every token once.
+    """
+    return _matrices(part)
+
+
+@flops.register
+def _(block: Attention, shape: Shape) -> float:
+    B, T = shape
+    head_width, width = block.head_width, block.query.in_features
+    projections = sum(map(_matrices, (block.query, block.key, block.value, block.out)))
+    total = float(projections)
+    positions = block._positions[0]
+    for window in block.span.windows_for(T):
+        recalled = min(window, block.span.memory_length)
+        total += recalled * 2 * 2 * width * head_width / T
+        total += window * 3 * 2 * head_width  # scores of content, scores of distance, weighted sum
+        if isinstance(positions, SinusoidDistances):
+            total += window * 2 * width * head_width / (B * T)
+    if block.slots is not None:
+        total += 2 * 2 * block.slots.keys_HPK.numel()
+    return total
+
+
+@flops.register
+def _(block: SingleHeadAttention, shape: Shape) -> float:
+    B, T = shape
+    width = block.query.in_features
+    keys = max(block.memory_length, T)
+    return _matrices(block.query) + 2 * 2 * keys * width + _matrices(block.value_gate) / (B * T)
+
+
+@flops.register
+def _(block: Recurrent, shape: Shape) -> float:
+    return sum(2.0 * weight.numel() for weight in block.lstm.parameters() if weight.ndim == 2)
+
+
+@flops.register
+def _(embedding: AdaptiveEmbedding, shape: Shape) -> float:
+    return sum(2.0 * projection_DK.numel() for projection_DK in embedding.projections)
+
+
+@flops.register
+def _(head: AdaptiveSoftmaxHead, shape: Shape) -> float:
+    return sum(
+        2.0 * matrix.numel()
+        for cluster in head._clusters()
+        for matrix in (cluster.table_SK, cluster.projection_DK)
+        if matrix is not None
+    )
+
+
+@flops.register
+def _(head: SplitSoftmaxHead, shape: Shape) -> float:
+    (embedding,) = head._embedding
+    return 2.0 * (embedding.num_embeddings + len(head.edges) - 1) * embedding.embedding_dim
+
+
+def _matrices(part: nn.Module) -> float:
+    return sum(2.0 * layer.weight.numel() for layer in part.modules() if isinstance(layer, nn.Linear))

@@ -1,0 +1,163 @@
+"""Pay Attention when Required (Mandava, Migacz, Fit-Florea, 2020): a stack that learns its own pattern.
+
+Every block is a `StochasticBlock` of all candidates. What it has learned is a distribution over patterns: the
+blocks are independent, so that a pattern has the product of its letters' probabilities.
+Shapes: B blocks of the stack, K candidates.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from longspan.config import AdaptiveSpanConfig, RunConfig, SearchConfig, TransformerXLConfig
+from longspan.layers.block import Block
+from longspan.layers.stochastic import StochasticBlock
+from longspan.layers.temperature import Temperature
+from longspan.models.adaptive_span import adaptive_span
+from longspan.models.cost import Shape, flops
+from longspan.models.pattern import Arrange, Makers
+from longspan.models.stack import Stack
+from longspan.models.transformer_xl import transformer_xl
+
+
+def supernet(config: RunConfig, vocabulary_size: int) -> Supernet:
+    """The model of a search: the candidates are the blocks that `config.model` has."""
+    search = config.search
+    assert search is not None
+    steps = search.anneal_steps or sum(stage.steps for stage in config.stage)
+    temperature = Temperature(search, max(1, steps))
+
+    def arrange(makers: Makers) -> list[Block]:
+        return [
+            StochasticBlock(
+                {letter: makers[letter]() for letter in search.candidates}, temperature, search.sampling
+            )
+            for _ in range(search.num_blocks)
+        ]
+
+    model = Supernet(_arranged(config, vocabulary_size, arrange), temperature, search)
+    shape = Shape(config.training.batch_size, config.training.block_length)
+    model.set_costs({letter: flops(block, shape) for letter, block in model.candidates().items()})
+    return model
+
+
+class Supernet(Stack):
+    """A stack of stochastic blocks, and what they have learned to be.
+
+    In evaluation the blocks are mixtures ("soft") unless `evaluating("hard")` makes each its likeliest
+    candidate: then the model is the one that `pattern()` describes.
+    """
+
+    costs_K: Tensor
+
+    def __init__(self, stack: Stack, temperature: Temperature, search: SearchConfig) -> None:
+        super().__init__(
+            stack.embedding,
+            [block for block in stack.blocks if isinstance(block, StochasticBlock)],
+            stack.head,
+            shared={**dict(stack.shared.items()), "temperature": temperature},
+            final_norm=stack.final_norm,
+            dropout=stack.dropout,
+        )
+        self.block_invariant = stack.block_invariant
+        self.letters = search.candidates
+        self.cost_weight = search.cost_weight
+        self._temperature = (temperature,)  # `shared` has registered it
+        self.register_buffer("costs_K", torch.zeros(len(self.letters)))
+
+    def probabilities_BK(self) -> Tensor:
+        """How likely each block is to be each of the candidates, in the order of `letters`."""
+        return torch.stack([block.logits_K for block in self._stochastic()]).softmax(dim=-1)
+
+    def pattern(self) -> str:
+        """The most likely pattern."""
+        return "".join(self.letters[k] for k in self._log_probabilities_BK().argmax(dim=-1).tolist())
+
+    def top_patterns(self, number: int) -> list[tuple[str, float]]:
+        """The most likely patterns with their probabilities, best first; fewer if there are not so many."""
+        log_BK, order_BK = self._log_probabilities_BK().sort(dim=-1, descending=True, stable=True)
+        log_p, order = log_BK.tolist(), order_BK.tolist()
+        best = (0,) * len(log_p)  # ranks: every block takes its likeliest candidate
+        # A pattern leads to those in which one block, not before the last that was changed, takes its next
+        # candidate: so every pattern is reached once, and never before a likelier one.
+        queue = [(-sum(ranked[0] for ranked in log_p), best, 0)]
+        found: list[tuple[str, float]] = []
+        while queue and len(found) < number:
+            cost, ranks, last = heapq.heappop(queue)
+            found.append(("".join(self.letters[order[b][r]] for b, r in enumerate(ranks)), math.exp(-cost)))
+            for b in range(last, len(ranks)):
+                r = ranks[b] + 1
+                if r < len(self.letters):
+                    step = log_p[b][r - 1] - log_p[b][r]
+                    heapq.heappush(queue, (cost + step, (*ranks[:b], r, *ranks[b + 1 :]), b))
+        return found
+
+    @contextmanager
+    def evaluating(self, choice: Literal["soft", "hard"]) -> Iterator[None]:
+        """How blocks answer in evaluation, until the context is left: as mixtures, or as their likeliest."""
+        before = [block.chosen for block in self._stochastic()]
+        chosen = self.pattern() if choice == "hard" else [None] * len(before)
+        try:
+            for block, letter in zip(self._stochastic(), chosen, strict=True):
+                block.chosen = letter
+            yield
+        finally:
+            for block, letter in zip(self._stochastic(), before, strict=True):
+                block.chosen = letter
+
+    def architecture_parameters(self) -> list[nn.Parameter]:
+        """What decides the pattern."""
+        return [block.logits_K for block in self._stochastic()]
+
+    def weight_parameters(self) -> list[nn.Parameter]:
+        """All other parameters."""
+        architecture = {id(parameter) for parameter in self.architecture_parameters()}
+        return [parameter for parameter in self.parameters() if id(parameter) not in architecture]
+
+    def candidates(self) -> dict[str, Block]:
+        """The candidates of the first block; those of the others cost the same."""
+        first = self._stochastic()[0]
+        return {letter: block for letter, block in first.candidates.items() if isinstance(block, Block)}
+
+    def set_costs(self, costs: Mapping[str, float]) -> None:
+        """What each candidate costs, in any unit. It is saved with the weights: what was measured stays."""
+        self.costs_K.copy_(torch.tensor([costs[letter] for letter in self.letters]))
+
+    def penalties(self) -> dict[str, Tensor]:
+        if self.cost_weight == 0:
+            return super().penalties()
+        expected = (self.probabilities_BK() @ self.costs_K.to(self._stochastic()[0].logits_K.dtype)).mean()
+        return {**super().penalties(), "search_cost": self.cost_weight * expected / self.costs_K.max()}
+
+    def after_update(self) -> None:
+        super().after_update()
+        self._temperature[0].updates.add_(1)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        return {
+            **super().diagnostics(),
+            "architecture_BK": self.probabilities_BK().detach(),
+            "temperature": self._temperature[0](),
+        }
+
+    def _stochastic(self) -> list[StochasticBlock]:
+        return [block for block in self.blocks if isinstance(block, StochasticBlock)]
+
+    def _log_probabilities_BK(self) -> Tensor:
+        logits_BK = torch.stack([block.logits_K.detach() for block in self._stochastic()])
+        return logits_BK.double().log_softmax(dim=-1).cpu()
+
+
+def _arranged(config: RunConfig, vocabulary_size: int, arrange: Arrange) -> Stack:
+    model = config.model
+    if isinstance(model, AdaptiveSpanConfig):
+        return adaptive_span(model, vocabulary_size, arrange)
+    assert isinstance(model, TransformerXLConfig)  # RunConfig takes no other with [search]
+    return transformer_xl(model, vocabulary_size, arrange)
