@@ -50,9 +50,10 @@ def test_every_gradient(golden):
         close(total, golden.tensors[f"{group}.total_loss"], golden.rounding[group], "loss with penalty")
         total.backward()
         expected = golden.parameters(group)
-        assert expected.keys() == dict(model.named_parameters()).keys()
-        for name, parameter in model.named_parameters():
-            close(parameter.grad, expected[name], golden.rounding[group], f"{group} of {name}")
+        if number == 1:
+            assert expected.keys() == dict(model.named_parameters()).keys()
+        for name, gradient in expected.items():
+            close(model.get_parameter(name).grad, gradient, golden.rounding[group], f"{group} of {name}")
 
 
 def test_a_cluster_that_a_block_lacks_has_gradients_of_zero():

@@ -15,6 +15,7 @@ from torch import Tensor
 from longspan.config import ModelConfig
 from longspan.errors import UserError, nearest
 from longspan.interop.adaptive_span import AdaptiveSpan
+from longspan.interop.fairseq_adaptive_span import FairseqAdaptiveSpan
 from longspan.interop.sha_rnn import ShaRnn
 from longspan.interop.transformer_xl import TransformerXL
 from longspan.interop.translation import Options, Tensors, Translation
@@ -22,6 +23,7 @@ from longspan.models import LanguageModel, build
 
 KINDS: dict[str, Translation] = {
     "adaptive-span": AdaptiveSpan(),
+    "fairseq-adaptive-span": FairseqAdaptiveSpan(),
     "sha-rnn": ShaRnn(),
     "transformer-xl": TransformerXL(
         memory_length=0, clamp_length=-1, same_length=False, start="empty", cluster_order="from-end"
@@ -61,8 +63,9 @@ def read_original(
     if kind not in KINDS:
         raise UserError(f"unknown kind '{kind}'{nearest(kind, KINDS)} (known: {', '.join(KINDS)})")
     translation = KINDS[kind]
-    options = _options(config, translation.groups)
-    loaded = _load(path)
+    given = _options(config, translation.groups)
+    loaded = _load(path, translation.remedy)
+    options = {**_without_none(translation.told(loaded)), **given}
     try:
         tensors = translation.tensors(loaded)
         model_config = translation.config(tensors, options)
@@ -76,7 +79,7 @@ def read_original(
     return model_config, model.eval()
 
 
-def _load(path: Path) -> Mapping[str, Any]:
+def _load(path: Path, remedy: str) -> Mapping[str, Any]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -84,7 +87,7 @@ def _load(path: Path) -> Mapping[str, Any]:
     except pickle.UnpicklingError:
         raise UserError(
             f"{path} is refused: it holds more than tensors, and reading that could run code from the file; "
-            "save a state_dict with the original's code and import that"
+            f"{remedy}"
         ) from None
     except IsADirectoryError:
         raise UserError(f"{path} is a folder: give the checkpoint file in it") from None
@@ -111,6 +114,10 @@ def _options(config: Mapping[str, Any] | str | Path | None, groups: tuple[str, .
     options = {name: value for name, value in config.items() if not isinstance(value, Mapping)}
     for group in groups:
         options |= config.get(group, {})
+    return _without_none(options)
+
+
+def _without_none(options: Options) -> Options:
     return {name: value for name, value in options.items() if value is not None}
 
 

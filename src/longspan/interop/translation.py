@@ -49,15 +49,20 @@ class Translation(ABC):
     """From one original's checkpoints to a model here.
 
     `groups` are the parts of the original's own record of its options that describe the model. `unused` are
-    tensors that have no part in what the model computes.
+    tensors that have no part in what the model computes. `remedy` is what to do with a file that is refused.
     """
 
     groups: tuple[str, ...]
     unused: re.Pattern[str]
+    remedy = "save a state_dict with the original's code and import that"
 
     def tensors(self, loaded: Mapping[str, Any]) -> Tensors:
         """All tensors, without the prefixes that wrappers have put before their names."""
         return Tensors(only_tensors(loaded))
+
+    def told(self, loaded: Mapping[str, Any]) -> Options:
+        """The options that the file itself holds."""
+        return {}
 
     @abstractmethod
     def config(self, tensors: Tensors, options: Options) -> ModelConfig:
