@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from longspan.cli import data, eval, generate, import_, recipes, spans, train
+from longspan.cli import cutoffs, data, eval, generate, import_, recipes, spans, train
 from longspan.config import RunConfig
 from longspan.config.reference import documented
 from longspan.errors import UserError, nearest
@@ -29,6 +29,7 @@ COMMANDS = {
     "generate": generate,
     "spans": spans,
     "data": data,
+    "cutoffs": cutoffs,
     "recipes": recipes,
     "import": import_,
 }

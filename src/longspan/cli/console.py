@@ -1,10 +1,26 @@
-"""What commands say while they work; what they found goes to standard output."""
+"""What commands say while they work, on standard error, and what they found, on standard output."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 
 
 def say(line: str) -> None:
     """One line for the person who waits."""
     print(line, file=sys.stderr)
+
+
+def show_table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers: bool = False) -> None:
+    """Rows under a header; with `numbers` all columns but the first are flush right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for index, title in enumerate(header):
+        table.add_column(title, justify="right" if numbers and index else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    # Not a terminal: as wide as it needs to be, so that a log or a pipe gets whole lines.
+    Console(width=None if sys.stdout.isatty() else 250).print(table)

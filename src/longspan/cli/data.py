@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import typing
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from longspan.cli.console import say
-from longspan.config import DataConfig, TokenizerConfig
-
-KINDS = typing.get_args(typing.get_type_hints(TokenizerConfig)["kind"])
-ORDERS = typing.get_args(typing.get_type_hints(TokenizerConfig)["order"])
+from longspan.cli.console import say, show_table
+from longspan.cli.tokenizer_options import add_tokenizer_options, tokenizer_config
+from longspan.config import DataConfig
 
 
 def register(subparsers: Any) -> None:
@@ -38,12 +33,7 @@ def register(subparsers: Any) -> None:
 
     action = actions.add_parser("info", help="splits, sizes and vocabulary of a corpus")
     action.add_argument("corpus", metavar="NAME_OR_PATH", help="a named corpus, a text file or a folder")
-    action.add_argument("--tokenizer", choices=KINDS, default="byte", help="the unit of text (default: byte)")
-    action.add_argument("--vocabulary-size", type=int, metavar="N", help="pieces or words to keep")
-    action.add_argument("--lowercase", action="store_true", help="turn text to lower case first")
-    action.add_argument(
-        "--order", choices=ORDERS, default="frequency", help="how words and characters are numbered"
-    )
+    add_tokenizer_options(action, default="byte")
     action.set_defaults(run=info)
 
 
@@ -57,7 +47,7 @@ def list_corpora(args: argparse.Namespace) -> None:
         where = str(folder) if named.archive and ready else "on this machine" if ready else "not downloaded"
         rows.append((name, named.about, where))
     rows += [(name, "added by you", str(path)) for name, path in registry.registered().items()]
-    _show_table(("name", "what it is", "where"), rows)
+    show_table(("name", "what it is", "where"), rows)
 
 
 def get(args: argparse.Namespace) -> None:
@@ -79,13 +69,7 @@ def add(args: argparse.Namespace) -> None:
 def info(args: argparse.Namespace) -> None:
     from longspan.data import order_0_entropy, prepare
 
-    tokenizer = TokenizerConfig(
-        kind=args.tokenizer,
-        vocabulary_size=args.vocabulary_size,
-        lowercase=args.lowercase,
-        order=args.order,
-    )
-    corpus = prepare(DataConfig(corpus=args.corpus, tokenizer=tokenizer), say)
+    corpus = prepare(DataConfig(corpus=args.corpus, tokenizer=tokenizer_config(args)), say)
     rows = []
     for split, token_file in corpus.splits.items():
         token_file.verify()
@@ -98,20 +82,6 @@ def info(args: argparse.Namespace) -> None:
         bits = order_0_entropy(token_file.tokens)
         rows.append((split, *(f"{size:,}" for size in sizes), f"{bits:.3f}"))
     header = ("split", "bytes", "characters", "words", "tokens", "order-0 bits per token")
-    _show_table(header, rows, numbers=True)
+    show_table(header, rows, numbers=True)
     print(f"{corpus.name}: {args.tokenizer} tokens, vocabulary {corpus.tokenizer.vocabulary_size:,}")
     print(f"token files: {corpus.folder}")
-
-
-def _show_table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers: bool = False) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for index, title in enumerate(header):
-        table.add_column(title, justify="right" if numbers and index else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    # Not a terminal: as wide as it needs to be, so that a log or a pipe gets whole lines.
-    Console(width=None if sys.stdout.isatty() else 250).print(table)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 from longspan.config.pattern import check_pattern
 from longspan.config.schema import option, section
 from longspan.config.span import SpanConfig
+from longspan.config.vocabulary import check_cutoffs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,7 @@ class XLVocabularyConfig:
     )
 
     def __post_init__(self) -> None:
-        if any(start >= end for start, end in pairwise((0, *self.cutoffs))):
-            raise ValueError("cutoffs must be above 0 and increase")
+        check_cutoffs(self.cutoffs)
         if self.division < 1 or (self.table_width is not None and self.table_width < 1):
             raise ValueError("division and table_width must be at least 1")
 

@@ -23,10 +23,15 @@ class VocabularyConfig:
     )
 
     def __post_init__(self) -> None:
-        if any(start >= end for start, end in pairwise((0, *self.cutoffs))):
-            raise ValueError("cutoffs must be above 0 and increase")
+        check_cutoffs(self.cutoffs)
         if self.division < 1:
             raise ValueError("division must be at least 1")
         for field in fields(self):
             if not self.cutoffs and getattr(self, field.name) != field.default:
                 raise ValueError(f"{field.name} has no effect without cutoffs")
+
+
+def check_cutoffs(cutoffs: tuple[int, ...]) -> None:
+    """Whether clusters have words; that they fit a vocabulary is known when a model is built."""
+    if any(start >= end for start, end in pairwise((0, *cutoffs))):
+        raise ValueError(f"cutoffs must be above 0 and increase, not {', '.join(map(str, cutoffs))}")

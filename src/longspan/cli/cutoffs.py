@@ -1,0 +1,161 @@
+"""`longspan cutoffs`: the cheapest clusters for the adaptive softmax of a corpus."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from longspan.cli.console import say, show_table
+from longspan.cli.tokenizer_options import add_tokenizer_options, tokenizer_config
+from longspan.config import DataConfig
+from longspan.errors import UserError
+
+if TYPE_CHECKING:
+    from longspan.heads.cutoffs import Cost
+    from longspan.heads.product_time import ProductTime
+
+WIDTH, TOKENS, DEVICE = 512, 8192, "auto"
+
+
+def register(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "cutoffs",
+        help="find the cheapest clusters for an adaptive softmax",
+        description="Cut a vocabulary, in the order of its tokens, into the clusters that cost least.",
+    )
+    parser.add_argument("corpus", nargs="?", metavar="CORPUS", help="a named corpus, a text file or a folder")
+    parser.add_argument(
+        "--counts", type=Path, metavar="FILE", help="in place of a corpus: one count per line"
+    )
+    parser.add_argument("--clusters", type=int, required=True, metavar="K", help="clusters; K - 1 cutoffs")
+    parser.add_argument(
+        "--cost",
+        choices=("scores", "time"),
+        default="scores",
+        help="what to save: scores within clusters, or time by the model of Grave et al. (default: scores)",
+    )
+    add_tokenizer_options(parser, default="word")
+    timing = parser.add_argument_group("with --cost time")
+    timing.add_argument("--tokens", type=int, metavar="B", help=f"tokens of a block (default: {TOKENS})")
+    timing.add_argument("--width", type=int, metavar="D", help=f"size of hidden states (default: {WIDTH})")
+    timing.add_argument("--device", help=f"where to measure: auto, cpu, cuda (default: {DEVICE})")
+    timing.add_argument(
+        "--constants",
+        type=_constants,
+        metavar="C,LAMBDA,FLOOR",
+        help="seconds per product, seconds per score and scores of the largest product that takes no longer "
+        "than an empty one, instead of measuring them",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    from longspan.heads.cutoffs import ScoreCost, TimeCost, best_cutoffs
+
+    _check(args)
+    counts = _counts(args)
+    if any(first < second for first, second in pairwise(counts)):
+        say("note: the vocabulary is not sorted by frequency; it is cut in the order it has")
+    tokens, product = args.tokens or TOKENS, None
+    if args.cost == "time":
+        product = args.constants or _measured(args)
+    begun = time.perf_counter()
+    cost: Cost = (
+        ScoreCost(counts, args.clusters)
+        if product is None
+        else TimeCost(counts, args.clusters, floor=product.floor / tokens)
+    )
+    cutoffs = best_cutoffs(cost)
+    say(f"found in {time.perf_counter() - begun:.2f} s")
+    _show_clusters(cost, counts, cutoffs)
+    scores = cost.total(cutoffs) / cost.num_tokens
+    if product is None:
+        _compare(scores, cost.num_words, "scores per token")
+    else:
+        adaptive = args.clusters * product.constant + product.per_score * tokens * scores
+        _compare(1e3 * adaptive, 1e3 * product.seconds(cost.num_words * tokens), f"ms per {tokens:,} tokens")
+    print(f"\n[model.vocabulary]\ncutoffs = {list(cutoffs)}\n")
+    print(f"or: longspan train RECIPE --model.vocabulary.cutoffs '{list(cutoffs)}'")
+
+
+def _constants(text: str) -> ProductTime:
+    from longspan.heads.product_time import ProductTime
+
+    try:
+        constant, per_score, floor = map(float, text.split(","))
+        if not (0 <= constant < float("inf") and 0 < per_score < float("inf") and 0 <= floor < float("inf")):
+            raise ValueError
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not three numbers such as 5e-6,2e-11,5e5, the second above 0 and none below"
+        ) from None
+    return ProductTime(constant, per_score, floor)
+
+
+def _check(args: argparse.Namespace) -> None:
+    if (args.corpus is None) == (args.counts is None):
+        raise UserError("give either a corpus or --counts FILE (see 'longspan cutoffs --help')")
+    for name in ("tokens", "width", "device", "constants"):
+        value = getattr(args, name)
+        if value is not None and args.cost != "time":
+            raise UserError(f"--{name} has no effect without --cost time")
+        if isinstance(value, int) and value < 1:
+            raise UserError(f"--{name} must be at least 1, not {value}")
+    if args.constants is not None and (args.width or args.device):
+        raise UserError("with --constants nothing is measured: leave out --width and --device")
+
+
+def _counts(args: argparse.Namespace) -> list[int]:
+    if args.counts is not None:
+        return _read_counts(args.counts)
+    from longspan.data import count_tokens, prepare
+
+    corpus = prepare(DataConfig(corpus=args.corpus, tokenizer=tokenizer_config(args)), say)
+    counts: list[int] = count_tokens(corpus.splits["train"].tokens, corpus.tokenizer.vocabulary_size).tolist()
+    return counts
+
+
+def _read_counts(path: Path) -> list[int]:
+    counts = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            counts.append(int(line))
+        except ValueError:
+            shown = line[:40].decode("utf-8", "replace")
+            raise UserError(
+                f"{path}, line {number}: '{shown}' is not a count: one whole number per line"
+            ) from None
+    if not counts:
+        raise UserError(f"{path} is empty: it must hold one count per line")
+    return counts
+
+
+def _measured(args: argparse.Namespace) -> ProductTime:
+    from longspan.heads.product_time import fit, measure, typical_error
+    from longspan.runs.environment import pick_device
+
+    device, width = pick_device(args.device or DEVICE), args.width or WIDTH
+    say(f"measuring matrix products of width {width} on {device}")
+    measured = measure(width, device)
+    product = fit(measured)
+    say(
+        f"--constants {product.constant:.3g},{product.per_score:.3g},{product.floor:.3g} "
+        f"({typical_error(product, measured):.0%} off in the median)"
+    )
+    return product
+
+
+def _show_clusters(cost: Cost, counts: list[int], cutoffs: tuple[int, ...]) -> None:
+    print(f"{cost.num_words:,} words, {cost.num_tokens:,} tokens")
+    rows = []
+    for number, (start, end) in enumerate(pairwise((0, *cutoffs, cost.num_words)), start=1):
+        share, mass = (end - start) / cost.num_words, sum(counts[start:end]) / cost.num_tokens
+        rows.append((str(number), f"{start:,}", f"{end - start:,}", f"{share:.2%}", f"{mass:.2%}"))
+    show_table(("cluster", "from", "words", "share of words", "share of tokens"), rows, numbers=True)
+
+
+def _compare(adaptive: float, plain: float, unit: str) -> None:
+    print(f"expected cost: {adaptive:,.3f} {unit}, {adaptive / plain:.2%} of a plain softmax's {plain:,.3f}")
