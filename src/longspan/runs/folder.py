@@ -93,6 +93,11 @@ class RunFolder:
         return self.path / "spans.jsonl"
 
     @property
+    def architecture(self) -> Path:
+        """One JSON object per line: what a search wanted in every block at a step."""
+        return self.path / "architecture.jsonl"
+
+    @property
     def tensorboard(self) -> Path:
         """TensorBoard's event files."""
         return self.path / "tensorboard"
