@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,19 +18,22 @@ from longspan.optim.lamb import Lamb
 _MOMENTUM = {"muon": 0.95, "sgd": 0.0}  # where the stage does not say
 
 
-def build_optimizers(model: LanguageModel, stage: StageConfig) -> list[Optimizer]:
-    """The optimizers of a stage; between them they hold every trainable parameter once.
+def build_optimizers(
+    model: LanguageModel, stage: StageConfig, *, without: Iterable[nn.Parameter] = ()
+) -> list[Optimizer]:
+    """The optimizers of a stage; between them they hold every trainable parameter once, but those `without`.
 
     Only the matrices inside the blocks decay. Every group remembers its highest rate as `peak`, which
     `set_rate` scales.
     """
     rate = stage.learning_rate
+    elsewhere = {id(p) for p in without}
+    every = [p for p in model.parameters() if p.requires_grad and id(p) not in elsewhere]
     if stage.optimizer == "adagrad":
-        every = [p for p in model.parameters() if p.requires_grad]
         return [Adagrad([{"params": every, "peak": rate}], lr=rate, clip=stage.clip_norm)]
-    matrices = _block_matrices(model)
+    matrices = [p for p in _block_matrices(model) if id(p) not in elsewhere]
     inside = {id(p) for p in matrices}
-    others = [p for p in model.parameters() if p.requires_grad and id(p) not in inside]
+    others = [p for p in every if id(p) not in inside]
     momentum = _MOMENTUM.get(stage.optimizer, 0.0) if stage.momentum is None else stage.momentum
     if stage.optimizer == "muon":
         if not matrices:

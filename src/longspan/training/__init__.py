@@ -1,7 +1,17 @@
 """Training: from a configuration to a run folder."""
 
 from longspan.training.errors import Diverged, Interrupted
+from longspan.training.method import Method
 from longspan.training.reporter import PlainReporter, Reporter, reporter_for_stdout
 from longspan.training.run import resume, train
 
-__all__ = ["Diverged", "Interrupted", "PlainReporter", "Reporter", "reporter_for_stdout", "resume", "train"]
+__all__ = [
+    "Diverged",
+    "Interrupted",
+    "Method",
+    "PlainReporter",
+    "Reporter",
+    "reporter_for_stdout",
+    "resume",
+    "train",
+]

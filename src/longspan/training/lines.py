@@ -12,11 +12,14 @@ def readable(line: dict[str, Any]) -> str:
         measure += f"  {line['bits_per_byte']:.4f} bits/byte"
     if line["kind"] == "valid":
         best = "  (best so far)" if line["best"] else ""
+        if "soft" in line:
+            measure += f"  as {line['pattern']} (soft: {line['soft']['loss']:.4f})"
         return f"step {line['step']:,}  held-out {measure}  over {line['tokens']:,} tokens{best}"
     spans = f"  span {line['span_mean']:.0f} (max {line['span_max']:.0f})" if "span_mean" in line else ""
+    pattern = f"  {line['pattern']} at temperature {line['temperature']:.2f}" if "pattern" in line else ""
     return (
         f"step {line['step']:,}  {measure}  lr {line['learning_rate']:.3g}"
-        f"  {line['tokens_per_second']:,.0f} tokens/s{spans}"
+        f"  {line['tokens_per_second']:,.0f} tokens/s{spans}{pattern}"
     )
 
 

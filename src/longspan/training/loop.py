@@ -1,8 +1,8 @@
 """The training loop: steps, and between them metrics, evaluations, checkpoints and stages.
 
-It knows the model's interface and no model. All that decides the next step is in a checkpoint, and what is
-due between two steps follows from the counters alone: so a run that was stopped anywhere goes on as if it
-had not been.
+It knows the model's interface and no model; what kinds of training do differently it leaves to a `Method`.
+All that decides the next step is in a checkpoint, and what is due between two steps follows from the counters
+alone: so a run that was stopped anywhere goes on as if it had not been.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from torch.optim import Optimizer
-
 from longspan.config import StageConfig
 from longspan.data import Block, Lanes, TokenizedCorpus
 from longspan.evaluation import Score, evaluate
 from longspan.models import LanguageModel
-from longspan.optim import build_optimizers, fraction, memories, restore_memories, set_rate
+from longspan.optim import fraction
 from longspan.runs import Checkpoint, RunFolder, checkpoint
 from longspan.training import snapshot
 from longspan.training.clock import Clock
@@ -26,6 +24,7 @@ from longspan.training.errors import Interrupted
 from longspan.training.health import Health
 from longspan.training.interrupt import Interrupt
 from longspan.training.lines import duration, readable
+from longspan.training.method import Method
 from longspan.training.progress import Progress
 from longspan.training.records import Records
 from longspan.training.reporter import Reporter
@@ -43,9 +42,11 @@ class Loop:
         model: LanguageModel,
         reporter: Reporter,
         resume_from: Checkpoint | None = None,
+        method: type[Method] = Method,
     ) -> None:
         self._folder, self._corpus, self._model, self._reporter = folder, corpus, model, reporter
         self._config = folder.config
+        self._method = method(model, self._config)
         training = self._config.training
         self._device = next(model.parameters()).device
         self._updater = Updater(model, precision=training.precision, micro_batches=training.micro_batches)
@@ -68,7 +69,7 @@ class Loop:
 
     def _begin(self) -> None:
         self._progress, self._window = Progress(), Window()
-        self._optimizers: list[Optimizer] = build_optimizers(self._model, self._stage)
+        self._method.begin_stage(self._stage)
         self._state = self._model.initial_state(self._config.training.batch_size)
         self._records = Records(self._folder)
         self._unsaved = False
@@ -77,8 +78,8 @@ class Loop:
         facts = saved.facts
         self._progress = Progress.from_json(facts["progress"])
         self._window = Window.from_json(facts["window"])
-        self._optimizers = build_optimizers(self._model, self._stage)
-        self._state = snapshot.unpack(saved, self._model, self._optimizers, self._device)
+        self._method.begin_stage(self._stage)
+        self._state = snapshot.unpack(saved, self._model, self._method.optimizers, self._device)
         self._updater.scaler.load_state_dict(facts["scaler"])
         self._records = Records(self._folder, facts["lengths"], self._progress.step)
         self._unsaved = False
@@ -126,11 +127,8 @@ class Loop:
         while self._progress.stage_is_over(self._stage):
             if self._progress.stage + 1 == len(self._config.stage):
                 return False
-            before, optimizers = self._stage, self._optimizers
             self._progress.begin_next_stage()
-            self._optimizers = build_optimizers(self._model, self._stage)
-            if self._stage.optimizer == before.optimizer:
-                restore_memories(self._model, self._optimizers, memories(self._model, optimizers))
+            self._method.begin_stage(self._stage)
         return True
 
     def _step(self, block: Block) -> None:
@@ -138,11 +136,11 @@ class Loop:
         if block.begins:
             self._state = self._model.initial_state(block.tokens_BT.shape[0])
         part = fraction(stage, progress.stage_step + 1, progress.stage_seconds)
-        set_rate(self._optimizers, part)
         progress.learning_rate = stage.learning_rate * part
         clip_norm = 0.0 if stage.optimizer == "adagrad" else stage.clip_norm  # adagrad clips on its own
+        moving = self._method.moving(progress.step + 1, part)
         nats, self._state = self._updater.update(
-            block.tokens_BT, block.targets_BT, self._state, self._optimizers, clip_norm
+            block.tokens_BT, block.targets_BT, self._state, moving, clip_norm
         )
         tokens = block.tokens_BT.numel()
         progress.count_step(tokens, block.position)
@@ -187,12 +185,18 @@ class Loop:
             "tokens": progress.tokens,
             "seconds": progress.seconds,
             "tokens_per_second": window.tokens / window.seconds,
+            **self._method.findings(),
         }
         seen = self._model.diagnostics()
         if "spans_LH" in seen:
             spans_LH = seen["spans_LH"]
             line |= {"span_mean": float(spans_LH.mean()), "span_max": float(spans_LH.max())}
             self._records.write_spans(progress.step, int(seen["span_limit"]), spans_LH.tolist())
+        if "architecture_BK" in seen:
+            line["temperature"] = float(seen["temperature"])
+            self._records.write_architecture(
+                progress.step, line["temperature"], seen["architecture_BK"].tolist()
+            )
         self._records.write(line)
         self._reporter.log(readable(line))
         self._measure = f"loss {window.loss:.3f}"
@@ -202,7 +206,7 @@ class Loop:
     def _evaluate(self) -> None:
         progress = self._progress
         with self._apart_from_training():
-            score = self._score("valid", self._config.evaluation.max_tokens)
+            score, beside = self._judge("valid", self._config.evaluation.max_tokens)
         progress.evaluated = progress.step
         self._unsaved = True
         best = progress.best_loss is None or score.loss < progress.best_loss
@@ -212,7 +216,8 @@ class Loop:
             "kind": "valid",
             "step": progress.step,
             "stage": self._stage.name,
-            **score.figures(),
+            **_figures(score, beside),
+            **self._method.findings(),
             "best": best,
             "seconds": progress.seconds,
         }
@@ -233,9 +238,13 @@ class Loop:
         best = checkpoint.load(self._folder.checkpoint("best"))
         self._model.load_state_dict(best.below("model"))
         limit = self._config.evaluation.max_tokens_final
-        scores = {split: self._score(split, limit).figures() for split in ("valid", "test")}
-        self._records.write({"kind": "final", "step": progress.best_step, "checkpoint": "best", **scores})
+        line = {"kind": "final", "step": progress.best_step, "checkpoint": "best", **self._method.findings()}
+        line |= {split: _figures(*self._judge(split, limit)) for split in ("valid", "test")}
+        self._records.write(line)
         self._records.settle()
+
+    def _judge(self, split: str, max_tokens: int | None) -> tuple[Score, dict[str, Score]]:
+        return self._method.judge(lambda: self._score(split, max_tokens))
 
     def _score(self, split: str, max_tokens: int | None) -> Score:
         def show(done: int, total: int) -> None:
@@ -263,7 +272,7 @@ class Loop:
                 "scaler": self._updater.scaler.state_dict(),
                 "lengths": self._records.settle(),
             }
-            tensors = snapshot.pack(self._model, self._optimizers, self._state, self._device)
+            tensors = snapshot.pack(self._model, self._method.optimizers, self._state, self._device)
             checkpoint.save(self._folder.checkpoint(which), tensors, facts)
         if which == "last":
             self._unsaved = False
@@ -276,3 +285,7 @@ class Loop:
             f"{progress.tokens / progress.seconds:,.0f} tokens/s  {duration(left)} of training left",
             progress.seconds / (progress.seconds + left),
         )
+
+
+def _figures(score: Score, beside: dict[str, Score]) -> dict[str, Any]:
+    return score.figures() | {name: other.figures() for name, other in beside.items()}

@@ -1,4 +1,4 @@
-"""What a run writes down while it goes: metrics, spans, TensorBoard."""
+"""What a run writes down while it goes: metrics, spans, what a search wants, TensorBoard."""
 
 from __future__ import annotations
 
@@ -16,27 +16,35 @@ class Records:
     """The growing files of a run folder, at the place where a checkpoint left them."""
 
     def __init__(self, folder: RunFolder, lengths: dict[str, int] | None = None, step: int = 0) -> None:
-        lengths = lengths or {"metrics": 0, "spans": 0}
-        self._metrics = Journal(folder.metrics, lengths["metrics"])
-        self._spans = Journal(folder.spans, lengths["spans"])
+        paths = {"metrics": folder.metrics, "spans": folder.spans}
+        self._search = folder.config.search
+        if self._search is not None:
+            paths["architecture"] = folder.architecture
+        lengths = lengths or dict.fromkeys(paths, 0)
+        self._journals = {name: Journal(path, lengths[name]) for name, path in paths.items()}
         # TensorBoard cannot cut its files: it is told to forget what lies beyond the checkpoint.
         self._board = SummaryWriter(str(folder.tensorboard), purge_step=step + 1)
 
     def write(self, line: dict[str, Any]) -> None:
         """One line of metrics; its `kind` and `step` say what and when."""
-        self._metrics.write(line)
+        self._journals["metrics"].write(line)
         self._plot(line["kind"], line, line["step"])
 
     def write_spans(self, step: int, limit: int, spans_LH: list[list[float]]) -> None:
-        self._spans.write({"step": step, "limit": limit, "spans": spans_LH})
+        self._journals["spans"].write({"step": step, "limit": limit, "spans": spans_LH})
+
+    def write_architecture(self, step: int, temperature: float, probabilities_BK: list[list[float]]) -> None:
+        assert self._search is not None
+        line = {"step": step, "temperature": temperature, "candidates": self._search.candidates}
+        self._journals["architecture"].write(line | {"probabilities": probabilities_BK})
 
     def settle(self) -> dict[str, int]:
         """Put everything on the disk; how long the files are."""
-        return {"metrics": self._metrics.settle(), "spans": self._spans.settle()}
+        return {name: journal.settle() for name, journal in self._journals.items()}
 
     def close(self) -> None:
-        self._metrics.close()
-        self._spans.close()
+        for journal in self._journals.values():
+            journal.close()
         self._board.close()
 
     def _plot(self, prefix: str, values: dict[str, Any], step: int) -> None:

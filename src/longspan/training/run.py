@@ -13,20 +13,24 @@ from longspan.config import RunConfig
 from longspan.data import TokenizedCorpus, check_fits, corpora, prepare, registry
 from longspan.errors import UserError
 from longspan.evaluation.protocols import PROTOCOLS
-from longspan.models import LanguageModel, build
+from longspan.models import LanguageModel, build_run
 from longspan.runs import Checkpoint, RunFolder, checkpoint, pick_device
 from longspan.runs.environment import differences, environment
 from longspan.training.loop import Loop
+from longspan.training.method import Method
 from longspan.training.reporter import Reporter
 
 
-def train(config: RunConfig, out: Path, *, reporter: Reporter | None = None) -> RunFolder:
+def train(
+    config: RunConfig, out: Path, *, reporter: Reporter | None = None, method: type[Method] = Method
+) -> RunFolder:
     """Train what `config` describes into the new folder `out`.
 
     At the end the weights with the best validation loss are scored on the validation and test splits.
     SIGINT and SIGTERM save the run and raise `Interrupted`; losses that are not finite raise `Diverged`.
     """
     RunFolder.must_be_new(out)
+    method.check(config)
     if not config.stage:
         raise UserError("there is nothing to train: the configuration has no [[stage]]")
     device = pick_device(config.training.device)  # a wrong name shows now, not after minutes of preparing
@@ -35,13 +39,14 @@ def train(config: RunConfig, out: Path, *, reporter: Reporter | None = None) -> 
         check_fits(corpus.splits["train"], config.training.batch_size, config.training.block_length)
         _check_can_be_scored(config, corpus)
         folder = RunFolder.create(out, _anchored(config), corpus.tokenizer, corpus.fingerprint)
-        _run(folder, corpus, device, reporter, None)
+        _run(folder, corpus, device, reporter, None, method)
     return folder
 
 
-def resume(run: Path, *, reporter: Reporter | None = None) -> RunFolder:
+def resume(run: Path, *, reporter: Reporter | None = None, method: type[Method] = Method) -> RunFolder:
     """Go on with a stopped run as if it had not been stopped; a finished one stays as it is."""
     folder = RunFolder.open(run)
+    method.check(folder.config)
     if not folder.config.stage:
         raise UserError(f"there is nothing to go on with: the configuration of {run} has no [[stage]]")
     with reporter or Reporter() as reporter:
@@ -59,7 +64,7 @@ def resume(run: Path, *, reporter: Reporter | None = None) -> RunFolder:
             reporter.say(f"{', '.join(changed)}: results may differ in their last bits")
         step = saved.facts["progress"]["step"] if saved else 0
         reporter.say(f"going on with {run} after step {step:,}")
-        _run(folder, corpus, device, reporter, saved)
+        _run(folder, corpus, device, reporter, saved, method)
     return folder
 
 
@@ -88,14 +93,15 @@ def _run(
     device: torch.device,
     reporter: Reporter,
     resume_from: Checkpoint | None,
+    method: type[Method],
 ) -> None:
     training = folder.config.training
     with _own_random_numbers(training.seed, device):
-        model = build(folder.config.model, corpus.tokenizer.vocabulary_size).to(device)
+        model = build_run(folder.config, corpus.tokenizer.vocabulary_size).to(device)
         reporter.say(_summary(folder, corpus, model, device))
         if training.compile:
             model.compile()
-        Loop(folder, corpus, model, reporter, resume_from).run()
+        Loop(folder, corpus, model, reporter, resume_from, method).run()
 
 
 def _summary(folder: RunFolder, corpus: TokenizedCorpus, model: LanguageModel, device: torch.device) -> str:

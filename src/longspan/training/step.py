@@ -47,15 +47,19 @@ class Updater:
     ) -> tuple[Tensor, State]:
         """The sum of nats over the block before the update, and the state after it, cut from its history.
 
-        The sum is the plain one: penalties push the weights but are not part of what is reported.
+        Only what `optimizers` hold is clipped and moves. The sum is the plain one: penalties push the
+        weights but are not part of what is reported.
         """
-        for optimizer in optimizers:
-            optimizer.zero_grad()
+        self.model.zero_grad()
         nats, state = self.gradients(tokens_BT, targets_BT, state)
         for optimizer in optimizers:
             self.scaler.unscale_(optimizer)
         if clip_norm > 0:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip_norm)
+            held = {
+                id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
+            }
+            moving = [p for p in self.model.parameters() if id(p) in held]
+            torch.nn.utils.clip_grad_norm_(moving, clip_norm)
         for optimizer in optimizers:
             self.scaler.step(optimizer)
         self.scaler.update()
