@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from longspan.cli import cutoffs, data, eval, generate, import_, recipes, spans, train
+from longspan.cli import cutoffs, data, eval, generate, import_, recipes, search, spans, train
 from longspan.config import RunConfig
 from longspan.config.reference import documented
 from longspan.errors import UserError, nearest
@@ -25,6 +25,7 @@ from longspan.version import VERSION
 
 COMMANDS = {
     "train": train,
+    "search": search,
     "eval": eval,
     "generate": generate,
     "spans": spans,

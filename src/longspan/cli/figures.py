@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from longspan.data import Tokenizer
 
+SCORED = ("valid", "test")  # what the end of a run is scored on
 _LONG = 1e6  # from here on nobody reads the digits
+_LETTERS = {"byte", "character", "symbols"}  # forms of tokenizers whose perplexity nobody asks for
 
 
 def perplexity(value: float) -> str:
     """Three decimals; absurd ones as 3.08e+30."""
     return f"{value:,.3f}" if value < _LONG else f"{value:.2e}"
+
+
+def final_figures(final: dict[str, Any], tokenizer: Tokenizer) -> list[str]:
+    """The scores of a finished run, from the last line of its metrics, and what to know beside them."""
+    lines: list[str] = []
+    for split in SCORED:
+        score = final[split]
+        lines.append(
+            f"bits per byte  {score['bits_per_byte']:.4f} on the {split} split "
+            f"({score['tokens']:,} tokens, {score['bytes']:,} bytes; weights of step {final['step']:,})"
+        )
+        if tokenizer.form not in _LETTERS:
+            kinds = {"perplexity": "token", "perplexity_per_word": "word"}  # those that are finite are there
+            shown = [f"{perplexity(score[key])} per {kind}" for key, kind in kinds.items() if key in score]
+            lines.append(f"perplexity     {', '.join(shown)} on the {split} split")
+    counts = [(final[split]["unknown"], final[split]["tokens"]) for split in SCORED]
+    return lines + [f"note           {note}" for note in lost_text(tokenizer, counts)]
 
 
 def lost_text(tokenizer: Tokenizer, counts: Iterable[tuple[int, int]]) -> list[str]:

@@ -1,0 +1,79 @@
+"""`longspan search`: from a recipe with [search] to a pattern of blocks and the recipe that trains it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from longspan.cli.figures import SCORED, final_figures
+from longspan.cli.starting import add_options, option_lines, wanted
+from longspan.errors import UserError
+
+if TYPE_CHECKING:
+    from longspan.config import RunConfig
+    from longspan.runs import RunFolder
+
+DEFAULT = "wikitext2-par-search"
+
+
+def register(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "search",
+        help="find which blocks a model wants",
+        usage="longspan search [RECIPE] [--data CORPUS] [--name NAME] [--out RUN] [--top N] "
+        "[--OPTION VALUE ...]\n       longspan search --resume RUN [--top N]",
+        description="Train a model whose blocks learn what to be: attention, feed-forward or nothing.\n"
+        "Print the pattern they have chosen; write a picture of the choice, an animation of how it came\n"
+        "about, and the recipe found.toml, which 'longspan train' trains from scratch.",
+        epilog="\n".join(["options of a recipe:", *option_lines()]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_options(parser, default=DEFAULT)
+    parser.add_argument(
+        "--top", type=int, default=1, metavar="N", help="show the N most likely patterns (default: 1)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.top < 1:
+        raise UserError(f"--top must be at least 1, not {args.top}")
+    config, out = wanted(args)
+    _show(_search(config, out), args.top)
+
+
+def _search(config: RunConfig | None, out: Path) -> RunFolder:
+    from longspan.search import Searching
+    from longspan.training import Interrupted, reporter_for_stdout, resume, train
+
+    reporter = reporter_for_stdout()
+    try:
+        if config is None:
+            return resume(out, reporter=reporter, method=Searching)
+        return train(config, out, reporter=reporter, method=Searching)
+    except Interrupted as stop:
+        print(f"longspan: {stop}; go on with 'longspan search --resume {out}'", file=sys.stderr)
+        sys.exit(stop.exit_status)
+
+
+def _show(folder: RunFolder, top: int) -> None:
+    """What was found, how good it is as part of the supernet, and what to do with it."""
+    from longspan.search import read_findings, write_findings
+
+    final = folder.final()
+    assert final is not None
+    findings = read_findings(folder, top)
+    picture, animation, recipe = write_findings(folder, findings, final["step"])
+    print(f"\nrun folder     {folder.path}")
+    for pattern, probability in findings.top:
+        print(f"pattern        {pattern}  probability {probability:.4f}")
+    print("\n".join(final_figures(final, folder.tokenizer())))
+    for split in SCORED:
+        print(
+            f"loss           {final[split]['loss']:.4f} hard, {final[split]['soft']['loss']:.4f} soft "
+            f"on the {split} split; the other figures are hard"
+        )
+    print(f"picture        {picture}\nanimation      {animation}")
+    print(f"recipe         {recipe}: train it from scratch with 'longspan train {recipe}'")

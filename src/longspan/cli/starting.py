@@ -1,0 +1,67 @@
+"""The options of commands that train: a recipe, what to change in it, where the run goes."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from longspan import recipes
+from longspan.cli.overrides import apply, split_overrides
+from longspan.config import RunConfig
+from longspan.config.reference import documented
+from longspan.config.schema import override, read
+from longspan.errors import UserError
+
+
+def add_options(parser: argparse.ArgumentParser, default: str) -> None:
+    """`default` is the recipe that is taken where none is given."""
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        metavar="RECIPE",
+        help=f"a name from 'longspan recipes' or a TOML file (default: {default})",
+    )
+    parser.add_argument("--data", metavar="CORPUS", help="a named corpus, a text file or a folder")
+    parser.add_argument("--name", help="name of the run (default: that of --out, else the recipe's)")
+    parser.add_argument("--out", metavar="RUN", help="the new run folder (default: runs/ and the name)")
+    parser.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped")
+    parser.set_defaults(accepts_overrides=True, default_recipe=default)
+
+
+def option_lines() -> Iterator[str]:
+    """The dotted options for the end of a help text."""
+    for option in documented(RunConfig):
+        name = option.name.replace("_", "-")
+        if "." in name:
+            default = "" if option.default in ("none", "required") else f"; default: {option.default}"
+            yield f"  --{name}\n      {option.help} ({option.type}{default})"
+
+
+def wanted(args: argparse.Namespace) -> tuple[RunConfig | None, Path]:
+    """What to train and into which folder; no configuration where a run is to be resumed."""
+    if args.resume is None:
+        config = _configuration(args)
+        return config, Path(args.out) if args.out else _free_folder(Path("runs") / config.name)
+    if args.recipe or args.data or args.name or args.out or args.overrides:
+        raise UserError("--resume goes on with the settings of the run: leave out all other options")
+    return None, Path(args.resume)
+
+
+def _configuration(args: argparse.Namespace) -> RunConfig:
+    table = recipes.load(args.recipe or args.default_recipe)
+    if args.data is not None:
+        override(table, "data.corpus", args.data)
+    if args.name is not None:
+        override(table, "name", args.name)
+    elif args.out is not None:
+        override(table, "name", os.path.basename(os.path.abspath(args.out)))
+    apply(table, split_overrides(args.overrides))
+    return read(RunConfig, table)
+
+
+def _free_folder(wanted: Path) -> Path:
+    numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([wanted], numbered) if not path.exists())
