@@ -10,10 +10,38 @@ from longspan.cli.recipes import PUBLISHED
 from longspan.config import RunConfig, schema
 from longspan.data import corpora
 from longspan.data.tokenizers import check_settings
-from longspan.models import build
+from longspan.models import LanguageModel, build
 from longspan.optim import build_optimizers
 
 BYTES = 256  # where the text decides the vocabulary and nobody has published what it decides
+
+PARAMETERS = {  # with the vocabularies of the originals
+    "enwik8": 38_538_541,
+    "enwik8-large": 208_910_221,
+    "enwik8-pers": 114_017_773,
+    "enwik8-pers-small": 38_501_725,
+    "enwik8-small": 6_480_621,
+    "sha-rnn": 63_247_565,
+    "sha-rnn-one": 53_773_517,
+    "text8": 38_357_116,
+    "text8-large": 208_638_172,
+    "txl-enwik8": 41_055_436,
+    "txl-text8": 40_964_635,
+    "txl-wikitext-103": 151_107_538,
+    "wiki103-pers": 132_493_746,
+}
+MISCOUNTED = {"text8": "39M, but enwik8, larger by the symbols that text8 lacks, is 38M in the same table"}
+
+
+def on_meta(config: RunConfig) -> LanguageModel:
+    tokenizer = config.data.tokenizer
+    published = PUBLISHED.get((config.data.corpus, tokenizer.kind), BYTES)
+    with torch.device("meta"):
+        return build(config.model, tokenizer.vocabulary_size or published)
+
+
+def num_parameters(config: RunConfig) -> int:
+    return sum(parameter.numel() for parameter in on_meta(config).parameters())
 
 
 @pytest.fixture(params=recipes.names())
@@ -39,40 +67,31 @@ def test_its_text_is_known(config: RunConfig) -> None:
     check_settings(config.data.tokenizer)
 
 
-def test_it_builds_and_is_as_large_as_expected(config: RunConfig) -> None:
-    tokenizer = config.data.tokenizer
-    published = PUBLISHED.get((config.data.corpus, tokenizer.kind), BYTES)
-    with torch.device("meta"):
-        model = build(config.model, tokenizer.vocabulary_size or published)
+def test_it_builds_and_can_be_moved(config: RunConfig) -> None:
+    model = on_meta(config)
     assert config.stage
     for stage in config.stage:
         assert build_optimizers(model, stage)
-    if "parameters" in config.expected:
-        num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        assert num_parameters == pytest.approx(config.expected["parameters"], rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("name", "vocabulary_size", "parameters"),
-    [("txl-enwik8", 204, 41e6), ("txl-wikitext-103", 267_735, 151e6)],
-)
-def test_transformer_xl_is_as_large_as_published(name: str, vocabulary_size: int, parameters: float) -> None:
-    config = schema.read(RunConfig, recipes.load(name))
-    with torch.device("meta"):
-        model = build(config.model, vocabulary_size)
-    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(parameters, rel=0.01)
+def test_it_is_as_large_as_published(config: RunConfig) -> None:
+    """Within 1%, or, where whole millions are coarser than that, so many of them, cut off or rounded."""
+    if "parameters" not in config.expected or config.name in MISCOUNTED:
+        return
+    count, published = num_parameters(config), config.expected["parameters"]
+    millions = {count // 10**6 * 10**6, round(count / 1e6) * 10**6}
+    assert count == pytest.approx(published, rel=0.01) or published in millions
 
 
-def test_words_in_clusters_make_wiki103_as_small_as_published() -> None:
-    config = schema.read(RunConfig, recipes.load("wiki103-pers"))
-    with torch.device("meta"):
-        model = build(config.model, 267_735)
-    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(133e6, rel=0.01)
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_it_has_exactly_so_many_parameters(name: str) -> None:
+    assert num_parameters(schema.read(RunConfig, recipes.load(name))) == PARAMETERS[name]
 
 
-def test_the_papers_state_their_sizes() -> None:
-    for name in ("enwik8", "enwik8-large", "text8", "text8-large"):
-        assert "parameters" in recipes.load(name)["expected"]
+def test_every_published_size_is_counted() -> None:
+    stated = {name for name in recipes.names() if "parameters" in recipes.load(name).get("expected", {})}
+    assert stated >= PARAMETERS.keys()
+    assert stated >= MISCOUNTED.keys()
 
 
 def test_large_ones_are_fine_tuned_at_a_tenth_of_the_rate() -> None:

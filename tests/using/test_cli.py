@@ -296,6 +296,7 @@ def test_recipes_are_listed_with_their_size_and_printed(capsys: pytest.CaptureFi
     assert "150,000 steps + 20,000 steps on enwik8" in listed
     assert "1,500 steps or 100 s on python" in listed
     assert "38.4M parameters, 900,000 steps on text8" in listed  # 28 symbols; bytes would make it 38.6M
+    assert "\n  expected: 41M parameters, test 1.06 bits per byte\n  source: Dai et al., 2019 " in listed
     assert main(["recipes", "enwik8-small"]) == 0
     printed = capsys.readouterr().out
     assert printed == (Path(recipes.__file__).parent / "enwik8-small.toml").read_text(encoding="utf-8")

@@ -15,6 +15,7 @@ PUBLISHED = {
     ("enwik8", "adaptive-span"): 205,
     ("text8", "adaptive-span"): 28,
     ("wikitext-103", "adaptive-span"): 267_735,
+    ("enwik8", "sha-rnn"): 205,
     ("enwik8", "transformer-xl"): 204,
     ("text8", "transformer-xl"): 27,
     ("wikitext-103", "transformer-xl"): 267_735,
@@ -45,8 +46,11 @@ def _summary(name: str) -> str:
     millions = _num_parameters(config.model, known or BYTES) / 1e6
     size = f"{millions:.1f}M parameters" + ("" if known else f" (with a vocabulary of {BYTES})")
     lines = [f"{name}: {config.description}", f"  {size}, {steps} on {config.data.corpus}"]
-    if config.expected:
-        lines.append(f"  expected: {', '.join(_expectation(*item) for item in config.expected.items())}")
+    numbers = [_expectation(key, value) for key, value in config.expected.items() if key != "source"]
+    if numbers:
+        lines.append(f"  expected: {', '.join(numbers)}")
+    if "source" in config.expected:
+        lines.append(f"  source: {config.expected['source']}")
     return "\n".join(lines)
 
 
@@ -56,8 +60,11 @@ def _length(stage: StageConfig) -> str:
 
 
 def _expectation(key: str, value: Any) -> str:
-    shown = f"{value:,}" if isinstance(value, (int, float)) else value
-    return f"{key.replace('_', ' ')} {shown}"
+    """`test_bits_per_byte` and 1.02 read: test 1.02 bits per byte."""
+    if key == "parameters":
+        return f"{value / 1e6:g}M parameters"
+    split, _, measure = key.partition("_")
+    return f"{split} {value} {measure.replace('_', ' ')}"
 
 
 def _vocabulary_size(data: DataConfig) -> int | None:
