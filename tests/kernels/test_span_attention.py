@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from longspan.kernels import span_attention as door
-from longspan.kernels.span_attention import eager, head_groups, reference, soft_mask, span_attention
+from longspan.kernels.span_attention import eager, head_groups, reference, soft_mask
+from longspan.kernels.span_attention.eager import span_attention
 from longspan.kernels.span_attention.mask import EPSILON
 
 

@@ -5,6 +5,8 @@ Shapes: B batch, T block, M memory, S = M + T, H heads, D width, K head width, G
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -27,8 +29,8 @@ class Attention(Block):
     the state then counts the rows that are filled. A position sees itself only with `sees_itself`.
     Beside the text every head may see persistent `slots`.
 
-    The memory is projected anew with the current weights in every block. For decoding with fixed weights
-    `decoding_state` replaces it by its keys and values.
+    The memory is projected anew with the current weights in every block, for every group of heads as far back
+    as it sees. For decoding with fixed weights `decoding_state` replaces it by these keys and values.
     """
 
     def __init__(
@@ -86,97 +88,95 @@ class Attention(Block):
         groups = head_groups(windows)
         order = [head for heads in groups for head in heads]
         weight = torch.cat([self._rows(layer.weight, order) for layer in (self.query, self.key, self.value)])
-        q_BHTK, k_BHTK, v_BHTK = self._split(F.linear(x_BTD, weight)).chunk(3, dim=1)
-        sizes = [len(heads) for heads in groups]
-        attended_BGTK = [
-            self._attend(q_BGTK, k_BGTK, v_BGTK, state, heads, max(windows[head] for head in heads))
-            for q_BGTK, k_BGTK, v_BGTK, heads in zip(
-                q_BHTK.split(sizes, 1), k_BHTK.split(sizes, 1), v_BHTK.split(sizes, 1), groups, strict=True
-            )
-        ]
-        merged_BTD = torch.cat(attended_BGTK, dim=1).transpose(1, 2).flatten(2)
+        qkv_BTXHK = torch.unflatten(F.linear(x_BTD, weight), -1, (3, self.num_heads, self.head_width))
+        q_BHTK, k_BHTK, v_BHTK = (x_BTHK.transpose(1, 2) for x_BTHK in qkv_BTXHK.unbind(2))
+        reaches = [max(windows[head] for head in heads) for heads in groups]
+        past = self._recall(state, groups, reaches)
+        terms = self._positions[0].terms(q_BHTK, max(windows), order)
+        spans_H = self.span.spans_H()
+        attended_BHTK = span_attention(
+            terms.content_q_BHTK,
+            k_BHTK,
+            v_BHTK,
+            past=past,
+            windows=[windows[head] for head in order],
+            position_keys=terms.distance_keys,
+            position_q=terms.distance_q,
+            filled_B=self._filled(state) if self.sees_itself else None,
+            first_distance=0 if self.sees_itself else 1,
+            slots=None if self.slots is None else self.slots.of(order),
+            spans_H=None if spans_H is None else of_heads(spans_H, order),
+            ramp=self.span.ramp,
+            renormalise=self.span.renormalise,
+            dropout=self.dropout if self.training else 0.0,
+        )
+        merged_BTD = attended_BHTK.transpose(1, 2).flatten(2)
         out_BTD = F.linear(merged_BTD, self._rows(self.out.weight.mT, order).mT)
         out_BTD = F.dropout(out_BTD, self.output_dropout, self.training)
-        after = self._remember(h_BTD if self.norm_recalled else x_BTD, k_BHTK, v_BHTK, state, order)
+        if "past" in state:
+            new = _packed(k_BHTK, v_BHTK, [len(heads) for heads in groups])
+            remembered: dict[str, State | Tensor] = {"past": _numbered(map(self._append, past, new, reaches))}
+        else:
+            new_BTD = h_BTD if self.norm_recalled else x_BTD
+            remembered = {"memory": self._append(state.tensor("memory"), new_BTD)}
+        after = State(remembered | self._count(state, new_tokens=h_BTD.shape[1]))
         return (h_BTD + out_BTD if self.norm_first else self.norm(h_BTD + out_BTD)), after
 
     def decoding_state(self, state: State) -> State:
         if self.norm_recalled and not self.empty_start:
             return state  # a text begins with the norm's biases, and not with keys and values of zeros
-        length = state.tensor("memory").shape[1]
-        keys_BHMK, values_BHMK = self._recall(state, list(range(self.num_heads)), length)
-        counter = {"filled": state.tensor("filled")} if self.empty_start else {}
-        return State({"keys": keys_BHMK, "values": values_BHMK, **counter})
+        windows = self.span.windows_for(1)
+        groups = head_groups(windows)
+        past = self._recall(state, groups, [max(windows[head] for head in heads) for heads in groups])
+        return State({"past": _numbered(past)} | self._count(state, new_tokens=0))
 
-    def _attend(
-        self, q_BGTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, state: State, heads: list[int], window: int
-    ) -> Tensor:
-        """One group of heads, over the block and the memory as far back as the longest of them sees."""
-        past_k_BGMK, past_v_BGMK = self._recall(state, heads, window)
-        spans_H = self.span.spans_H()
-        terms = self._positions[0].terms(q_BGTK, window, heads)
-        return span_attention(
-            terms.content_q_BGTK,
-            torch.cat([past_k_BGMK, k_BGTK], dim=2),
-            torch.cat([past_v_BGMK, v_BGTK], dim=2),
-            window=window,
-            position_keys=terms.distance_keys,
-            position_q=terms.distance_q,
-            filled_B=self._filled(state) if self.sees_itself else None,
-            first_distance=0 if self.sees_itself else 1,
-            slots=None if self.slots is None else self.slots.of(heads),
-            spans_H=None if spans_H is None else spans_H[heads],
-            ramp=self.span.ramp,
-            renormalise=self.span.renormalise,
-            dropout=self.dropout if self.training else 0.0,
-        )
+    def _recall(self, state: State, groups: list[list[int]], reaches: list[int]) -> list[Tensor]:
+        """For every group of heads the keys and values of what it can see of the memory, [B, M, 2G, K]."""
+        if "past" in state:
+            return [state.branch("past").tensor(str(number)) for number in range(len(groups))]
+        past = []
+        for heads, reach in zip(groups, reaches, strict=True):
+            near_BMD = _last(state.tensor("memory"), reach)
+            if self.norm_recalled:
+                near_BMD = self.norm(near_BMD)
+            weight = torch.cat([self._rows(layer.weight, heads) for layer in (self.key, self.value)])
+            past.append(torch.unflatten(F.linear(near_BMD, weight), -1, (-1, self.head_width)))
+        return past
 
-    def _recall(self, state: State, heads: list[int], reach: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the last `reach` remembered positions for some of the heads."""
-        if "keys" in state:
-            near = (state.tensor(name)[:, :, -reach:] for name in ("keys", "values"))
-            keys_BGMK, values_BGMK = (
-                of_heads(x_BHMK.transpose(0, 1), heads).transpose(0, 1) for x_BHMK in near
-            )
-            return keys_BGMK, values_BGMK
-        near_BMD = state.tensor("memory")[:, -reach:]
-        if self.norm_recalled:
-            near_BMD = self.norm(near_BMD)
-        weight = torch.cat([self._rows(layer.weight, heads) for layer in (self.key, self.value)])
-        keys_BGMK, values_BGMK = self._split(F.linear(near_BMD, weight)).chunk(2, dim=1)
-        return keys_BGMK, values_BGMK
+    def _append(self, old: Tensor, new: Tensor, reach: int | None = None) -> Tensor:
+        """What is remembered, with the new rows: as many as the memory holds, or as a group of heads sees."""
+        length = self.span.memory_length
+        return _last(torch.cat([old, new], dim=1), length if reach is None else min(length, reach))
 
     def _filled(self, state: State) -> Tensor:
         """How many rows of the memory are there."""
         if self.empty_start:
             return state.tensor("filled")
-        memory = state.tensor("keys" if "keys" in state else "memory")
-        return torch.full(memory.shape[:1], memory.shape[-2], device=memory.device)
+        leaves = list(state.flatten().values())
+        rows = max(leaf.shape[1] for leaf in leaves)
+        return torch.full(leaves[0].shape[:1], rows, device=leaves[0].device)
 
-    def _remember(
-        self, x_BTD: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, state: State, order: list[int]
-    ) -> State:
-        if "keys" in state:
-            place = [order.index(head) for head in range(self.num_heads)]
-            new = {"keys": k_BHTK[:, place], "values": v_BHTK[:, place]}
-        else:
-            new = {"memory": x_BTD}
-        length = self.span.memory_length
-        after = {name: _last(torch.cat([state.tensor(name), x], dim=-2), length) for name, x in new.items()}
-        if self.empty_start:
-            after["filled"] = (state.tensor("filled") + x_BTD.shape[1]).clamp(max=length)
-        return State(after)
+    def _count(self, state: State, *, new_tokens: int) -> dict[str, State | Tensor]:
+        if not self.empty_start:
+            return {}
+        return {"filled": (state.tensor("filled") + new_tokens).clamp(max=self.span.memory_length)}
 
     def _rows(self, weight: Tensor, heads: list[int]) -> Tensor:
         """The rows of a matrix that belong to these heads, in their order."""
         by_head = torch.unflatten(weight, 0, (self.num_heads, self.head_width))
         return of_heads(by_head, heads).flatten(0, 1)
 
-    def _split(self, x_BTD: Tensor) -> Tensor:
-        """[B, T, heads x K] -> [B, heads, T, K], for any number of heads."""
-        return torch.unflatten(x_BTD, -1, (-1, self.head_width)).transpose(1, 2)
 
-
-def _last(x: Tensor, rows: int) -> Tensor:
+def _last(x_BMX: Tensor, rows: int) -> Tensor:
     """The last so many rows, or all if there are fewer; none at all for 0."""
-    return x[..., max(0, x.shape[-2] - rows) :, :]
+    return x_BMX[:, max(0, x_BMX.shape[1] - rows) :]
+
+
+def _packed(k_BHTK: Tensor, v_BHTK: Tensor, sizes: list[int]) -> list[Tensor]:
+    """Keys and values of every group of heads, [B, T, 2G, K]."""
+    keys, values = (x_BHTK.transpose(1, 2).split(sizes, dim=2) for x_BHTK in (k_BHTK, v_BHTK))
+    return [torch.cat(pair, dim=2) for pair in zip(keys, values, strict=True)]
+
+
+def _numbered(tensors: Iterable[Tensor]) -> State:
+    return State({str(number): tensor for number, tensor in enumerate(tensors)})

@@ -1,6 +1,6 @@
 """How distance counts in attention.
 
-Shapes: B batch, H heads, G heads of a group, T block, W window, L longest distance, K head width, D width,
+Shapes: B batch, H heads, G some of them, T block, W window, L longest distance, K head width, D width,
 N = B x T queries.
 """
 
@@ -22,7 +22,7 @@ class Terms(NamedTuple):
     Keys are nearest first, for all heads alike or one table for each; without any only content counts.
     """
 
-    content_q_BGTK: Tensor
+    content_q_BHTK: Tensor
     distance_q: Tensor | None
     distance_keys: Tensor | None
 
@@ -34,7 +34,7 @@ class Positions(nn.Module, ABC):
     """Whether all layers use the same object, which the model then owns."""
 
     @abstractmethod
-    def terms(self, q_BGTK: Tensor, window: int, heads: list[int]) -> Terms:
+    def terms(self, q_BHTK: Tensor, window: int, heads: list[int]) -> Terms:
         """For the queries of some of the heads, over the `window` nearest distances."""
 
 
@@ -43,8 +43,8 @@ class NoPositions(Positions):
 
     shared = False
 
-    def terms(self, q_BGTK: Tensor, window: int, heads: list[int]) -> Terms:
-        return Terms(q_BGTK, None, None)
+    def terms(self, q_BHTK: Tensor, window: int, heads: list[int]) -> Terms:
+        return Terms(q_BHTK, None, None)
 
 
 class LearnedDistanceKeys(Positions):
@@ -59,8 +59,8 @@ class LearnedDistanceKeys(Positions):
         super().__init__()
         self.keys_LK = nn.Parameter(torch.randn(limit, head_width))
 
-    def terms(self, q_BGTK: Tensor, window: int, heads: list[int]) -> Terms:
-        return Terms(q_BGTK, None, self.keys_LK)
+    def terms(self, q_BHTK: Tensor, window: int, heads: list[int]) -> Terms:
+        return Terms(q_BHTK, None, self.keys_LK)
 
 
 class QueryBiases(nn.Module):
@@ -100,15 +100,15 @@ class SinusoidDistances(Positions):
             self.biases = biases = QueryBiases(num_heads, head_width)
         self._biases = (biases,)  # in a tuple shared ones are not registered again
 
-    def terms(self, q_BGTK: Tensor, window: int, heads: list[int]) -> Terms:
-        u_HK, v_HK = (x.to(q_BGTK.dtype) for x in (self._biases[0].content_HK, self._biases[0].distance_HK))
-        content_q, distance_q = q_BGTK + u_HK[heads, None], q_BGTK + v_HK[heads, None]
+    def terms(self, q_BHTK: Tensor, window: int, heads: list[int]) -> Terms:
+        u_HK, v_HK = (x.to(q_BHTK.dtype) for x in (self._biases[0].content_HK, self._biases[0].distance_HK))
+        content_q, distance_q = q_BHTK + u_HK[heads, None], q_BHTK + v_HK[heads, None]
         weight_GKD = of_heads(torch.unflatten(self.project.weight, 0, (self.num_heads, -1)), heads)
         head_width, width = weight_GKD.shape[1:]
         distance_W = torch.arange(window, device=weight_GKD.device).clamp(0, self.clamp)
         waves_WD = F.dropout(sinusoids(distance_W, width).to(weight_GKD.dtype), self.dropout, self.training)
         # (q R) . sinusoid = q . (R sinusoid): when few queries look far back, as in decoding, project them.
-        queries_N = q_BGTK.shape[0] * q_BGTK.shape[2]
+        queries_N = q_BHTK.shape[0] * q_BHTK.shape[2]
         if queries_N * width * (head_width + window) < window * head_width * (width + queries_N):
             return Terms(content_q, distance_q @ weight_GKD, waves_WD)
         return Terms(content_q, distance_q, waves_WD @ weight_GKD.mT)

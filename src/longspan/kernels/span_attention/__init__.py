@@ -18,19 +18,24 @@ Renormalised, a window that reaches beyond every span (plus ramp) gives the same
 except for the share that the 1e-8 gets: so heads may be grouped, and each group given the window it needs.
 Not renormalised, a longer window leaves less for the span.
 
-`reference.py` is the specification, in loops; `eager.py` is the path in plain torch. `span_attention` is
-the one door to them.
+`reference.py` is the specification, in loops; `eager.py` is the path in plain torch, for heads that share a
+window; `fused.py` runs all heads at once on a GPU. `span_attention` is the one door to them.
 
-Shapes: B batch, T block, S = memory + T keys, H heads, K head width, L longest distance, W window,
-P slots.
+Shapes: B batch, T block, M memory, S = M + T keys, H heads, G heads of a group, X = 2G, K head width, L longest
+distance, W window, P slots.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import groupby
+from types import ModuleType
 
-from longspan.kernels.span_attention.eager import span_attention
+import torch
+from torch import Tensor
+
+from longspan.kernels.span_attention import eager
 from longspan.kernels.span_attention.mask import soft_mask
 
 SHORT = 128
@@ -47,3 +52,82 @@ def head_groups(windows_H: Sequence[int]) -> list[list[int]]:
     octave = {head: max(window - 1, SHORT - 1).bit_length() for head, window in enumerate(windows_H)}
     by_octave = sorted(octave, key=lambda head: (octave[head], head))
     return [list(heads) for _, heads in groupby(by_octave, key=octave.__getitem__)]
+
+
+def span_attention(
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    *,
+    past: Sequence[Tensor],
+    windows: Sequence[int],
+    position_keys: Tensor | None = None,
+    position_q: Tensor | None = None,
+    filled_B: Tensor | None = None,
+    slots: tuple[Tensor, Tensor] | None = None,
+    spans_H: Tensor | None = None,
+    ramp: int = 1,
+    renormalise: bool = True,
+    first_distance: int = 1,
+    dropout: float = 0.0,
+) -> Tensor:
+    """[B, H, T, K]: every head over its own window of the past and the block.
+
+    Heads come in groups, as `head_groups` forms them: `past` has for every group the keys of its heads and
+    then their values, [B, M, X, K], oldest first. A head may be given the longest window of its group instead
+    of its own. The rest is as `eager.span_attention` says, for all heads in their order.
+    """
+    fused = _fused_path() if q_BHTK.is_cuda and q_BHTK.dtype != torch.float64 else None
+    if fused is not None and q_BHTK.shape[-1] <= fused.LARGEST_HEAD:
+        return fused.span_attention(  # type: ignore[no-any-return]
+            q_BHTK,
+            k_BHTK,
+            v_BHTK,
+            past=past,
+            windows=windows,
+            position_keys=position_keys,
+            position_q=position_q,
+            filled_B=filled_B,
+            slots=slots,
+            spans_H=spans_H,
+            ramp=ramp,
+            renormalise=renormalise,
+            first_distance=first_distance,
+            dropout=dropout,
+        )
+    out, start = [], 0
+    for kv_BMXK in past:
+        past_k_BGMK, past_v_BGMK = kv_BMXK.transpose(1, 2).chunk(2, dim=1)
+        heads = slice(start, start + past_k_BGMK.shape[1])
+        per_head = position_keys is not None and position_keys.dim() == 3
+        out.append(
+            eager.span_attention(
+                q_BHTK[:, heads],
+                torch.cat([past_k_BGMK, k_BHTK[:, heads]], dim=2),
+                torch.cat([past_v_BGMK, v_BHTK[:, heads]], dim=2),
+                window=max(windows[heads]),
+                position_keys=position_keys[heads]
+                if position_keys is not None and per_head
+                else position_keys,
+                position_q=None if position_q is None else position_q[:, heads],
+                filled_B=filled_B,
+                slots=None if slots is None else (slots[0][heads], slots[1][heads]),
+                spans_H=None if spans_H is None else spans_H[heads],
+                ramp=ramp,
+                renormalise=renormalise,
+                first_distance=first_distance,
+                dropout=dropout,
+            )
+        )
+        start = heads.stop
+    return torch.cat(out, dim=1)
+
+
+@cache
+def _fused_path() -> ModuleType | None:
+    """The kernels, where Triton is installed."""
+    try:
+        from longspan.kernels.span_attention import fused
+    except ImportError:
+        return None
+    return fused

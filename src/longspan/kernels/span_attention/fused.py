@@ -1,0 +1,328 @@
+"""Span attention on a GPU: the kernels of triton.py with the matrix products around them, and autograd.
+
+Heads come in groups that remember equally far. What a group remembers is one tensor of its keys and values;
+laid end to end they are the kernels' `PAST`. The term for the distance is made by one matrix product per group,
+as wide as the group's window, just before it is read, and made again for the backward pass: it is never kept.
+
+Shapes: as in the package, and G heads of a group, N = B x T, X = 2G (the keys of G heads, then their values).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from longspan.kernels.span_attention import triton as kernels
+
+LARGEST_HEAD = 128
+
+
+class Group(NamedTuple):
+    """Heads that lie side by side, the window their table of distances is made for, and where it begins."""
+
+    first: int
+    size: int
+    window: int
+    table: int
+
+
+class Layout(NamedTuple):
+    """Where every head finds its past and its table, for the host and, as rows of 8 numbers, for the device."""
+
+    groups: tuple[Group, ...]
+    heads: Tensor
+    table_size: int
+    longest_reach: int
+
+
+class Options(NamedTuple):
+    """What is the same for all heads."""
+
+    ramp: int
+    renormalise: bool
+    first_distance: int
+    dropout: float
+
+
+@lru_cache(maxsize=512)
+def _layout(
+    windows: tuple[int, ...],
+    pasts: tuple[tuple[int, int], ...],
+    batch: int,
+    block: int,
+    width: int,
+    device: torch.device,
+) -> Layout:
+    """`pasts` are (rows, heads) of every group."""
+    rows, groups, head, past, table = [], [], 0, 0, 0
+    for reach, size in pasts:
+        window = max(windows[head : head + size])
+        groups.append(Group(head, size, window, table))
+        step = 2 * size * width
+        for index in range(size):
+            keys = past + index * width
+            rows.append(
+                [windows[head + index], reach, keys, keys + size * width, reach * step, step, table, window]
+            )
+            table += batch * block * window
+        head, past = head + size, past + batch * reach * step
+    return Layout(tuple(groups), torch.tensor(rows, device=device), table, max(reach for reach, _ in pasts))
+
+
+def span_attention(
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    *,
+    past: Sequence[Tensor],
+    windows: Sequence[int],
+    position_keys: Tensor | None = None,
+    position_q: Tensor | None = None,
+    filled_B: Tensor | None = None,
+    slots: tuple[Tensor, Tensor] | None = None,
+    spans_H: Tensor | None = None,
+    ramp: int = 1,
+    renormalise: bool = True,
+    first_distance: int = 1,
+    dropout: float = 0.0,
+) -> Tensor:
+    """As the door in the package describes it, [B, H, T, K]."""
+    batch, heads, block, width = q_BHTK.shape
+    dtype = q_BHTK.dtype
+    pasts = tuple((kv_BMXK.shape[1], kv_BMXK.shape[2] // 2) for kv_BMXK in past)
+    layout = _layout(tuple(windows), pasts, batch, block, width, q_BHTK.device)
+    flat = [kv_BMXK.to(dtype).flatten() for kv_BMXK in past]
+    slot_k_HPK, slot_v_HPK = (None, None) if slots is None else (x.to(dtype).contiguous() for x in slots)
+    with torch.autocast(q_BHTK.device.type, enabled=False):
+        out: Tensor = _SpanAttention.apply(  # type: ignore[no-untyped-call]
+            _rows_inside(q_BHTK),
+            _rows_inside(k_BHTK.to(dtype)),
+            _rows_inside(v_BHTK.to(dtype)),
+            flat[0] if len(flat) == 1 else torch.cat(flat),
+            None if position_q is None else position_q.to(dtype),
+            None if position_keys is None else position_keys.to(dtype),
+            slot_k_HPK,
+            slot_v_HPK,
+            None if spans_H is None else spans_H.float(),
+            filled_B,
+            layout,
+            Options(ramp, renormalise, first_distance, dropout),
+        )
+    return out
+
+
+def _rows_inside(x_BHTK: Tensor) -> Tensor:
+    """With the numbers of a row side by side, as the kernels read them."""
+    return x_BHTK if x_BHTK.stride(-1) == 1 else x_BHTK.contiguous()
+
+
+class _SpanAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_BHTK: Tensor,
+        k_BHTK: Tensor,
+        v_BHTK: Tensor,
+        past: Tensor,
+        position_q: Tensor | None,
+        position_keys: Tensor | None,
+        slot_k_HPK: Tensor | None,
+        slot_v_HPK: Tensor | None,
+        spans_H: Tensor | None,
+        filled_B: Tensor | None,
+        layout: Layout,
+        options: Options,
+    ) -> Tensor:
+        batch, heads, block, width = q_BHTK.shape
+        out_BHTK = _like_rows(q_BHTK)
+        lse_BHT, total_BHT = (q_BHTK.new_empty(batch, heads, block, dtype=torch.float32) for _ in range(2))
+        seed = _seed(q_BHTK.device) if options.dropout > 0 else None
+        asked = q_BHTK if position_q is None else position_q
+        table = None if position_keys is None else _distance_table(asked, position_keys, layout)
+        tile_queries, tile_keys, warps, stages = _tiles(q_BHTK)
+        kernels.forward_kernel[(triton.cdiv(block, tile_queries), batch * heads)](
+            q_BHTK, k_BHTK, v_BHTK, past, table, slot_k_HPK, slot_v_HPK, out_BHTK, lse_BHT, total_BHT,
+            layout.heads, spans_H, filled_B, seed,
+            *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK),
+            batch, heads, block, 0 if slot_k_HPK is None else slot_k_HPK.shape[1],
+            **_numbers(width, options),
+            **_constants(q_BHTK, position_keys, spans_H, filled_B, options),
+            HAS_SLOTS=slot_k_HPK is not None, FIRST=options.first_distance,
+            BM=tile_queries, BN=tile_keys, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+        ctx.save_for_backward(
+            q_BHTK, k_BHTK, v_BHTK, past, position_q, position_keys, slot_k_HPK, slot_v_HPK, spans_H, filled_B,
+            out_BHTK, lse_BHT, total_BHT, seed,
+        )  # fmt: skip
+        ctx.layout, ctx.options = layout, options
+        return out_BHTK
+
+    @staticmethod
+    def backward(ctx: Any, dout_BHTK: Tensor) -> tuple[Tensor | None, ...]:
+        (
+            q_BHTK, k_BHTK, v_BHTK, past, position_q, position_keys, slot_k_HPK, slot_v_HPK, spans_H, filled_B,
+            out_BHTK, lse_BHT, total_BHT, seed,
+        ) = ctx.saved_tensors  # fmt: skip
+        layout, options = ctx.layout, ctx.options
+        batch, heads, block, width = q_BHTK.shape
+        num_slots = 0 if slot_k_HPK is None else slot_k_HPK.shape[1]
+        dout_BHTK = _rows_inside(dout_BHTK)
+        inner_BHT = (dout_BHTK.float() * out_BHTK).sum(-1).contiguous()
+        asked = q_BHTK if position_q is None else position_q
+        table = dtable = None
+        if position_keys is not None:
+            table = _distance_table(asked, position_keys, layout)
+            dtable = torch.zeros_like(table)
+        dq_BHTK, dk_BHTK, dv_BHTK = (_like_rows(x) for x in (q_BHTK, k_BHTK, v_BHTK))
+        dpast = torch.empty_like(past)
+        numbers = _numbers(width, options)
+        constants = _constants(q_BHTK, position_keys, spans_H, filled_B, options)
+        tile_queries, tile_keys, warps, stages = _tiles(q_BHTK)
+        query_tiles = triton.cdiv(block, tile_queries)
+        dspans = q_BHTK.new_empty(heads, batch, query_tiles, dtype=torch.float32)
+        shape = {"BM": tile_queries, "BN": tile_keys, "num_warps": warps, "num_stages": stages}
+
+        kernels.query_gradient_kernel[(query_tiles, batch * heads)](
+            q_BHTK, k_BHTK, v_BHTK, past, table, slot_k_HPK, slot_v_HPK, dout_BHTK, lse_BHT, total_BHT,
+            inner_BHT, layout.heads, spans_H, filled_B, seed, dq_BHTK, dtable, dspans,
+            *_strides(q_BHTK, k_BHTK, v_BHTK, dout_BHTK, dq_BHTK),
+            batch, heads, block, num_slots, **numbers, **constants, **shape,
+            HAS_SLOTS=num_slots > 0, FIRST=options.first_distance,
+        )  # fmt: skip
+        key_tiles = triton.cdiv(block, tile_keys) + triton.cdiv(layout.longest_reach, tile_keys)
+        kernels.key_gradient_kernel[(key_tiles, batch * heads)](
+            q_BHTK, k_BHTK, v_BHTK, past, table, dout_BHTK, lse_BHT, total_BHT,
+            inner_BHT, layout.heads, spans_H, filled_B, seed, dk_BHTK, dv_BHTK, dpast,
+            *_strides(q_BHTK, k_BHTK, v_BHTK, dout_BHTK, dk_BHTK, dv_BHTK),
+            batch, heads, block, **numbers, **constants, **shape, FIRST=options.first_distance,
+        )  # fmt: skip
+        dslot_k = dslot_v = None
+        if slot_k_HPK is not None and slot_v_HPK is not None:
+            slot_tiles = triton.cdiv(num_slots, tile_keys)
+            parts = min(batch, max(1, 1024 // (slot_tiles * heads)))
+            share = triton.cdiv(batch, parts)
+            parts = triton.cdiv(batch, share)
+            sums = q_BHTK.new_empty(2, parts, *slot_k_HPK.shape, dtype=torch.float32)
+            numbers.pop("ramp")
+            kernels.slot_gradient_kernel[(slot_tiles, heads, parts)](
+                q_BHTK, slot_k_HPK, slot_v_HPK, dout_BHTK, lse_BHT, total_BHT, inner_BHT, seed, sums[0], sums[1],
+                *_strides(q_BHTK, dout_BHTK),
+                batch, heads, block, num_slots, share, **numbers, **shape,
+                **{name: constants[name] for name in ("WIDTH", "BK", "HAS_SPANS", "RENORMALISE", "HAS_DROPOUT", "PRECISION")},
+            )  # fmt: skip
+            dslot_k, dslot_v = sums.sum(1).to(slot_k_HPK.dtype)
+        dposition_q = dposition_keys = None
+        if position_keys is not None and dtable is not None:
+            dposition_q, dposition_keys = _distance_gradients(dtable, asked, position_keys, layout)
+            if position_q is None:
+                dq_BHTK += dposition_q
+                dposition_q = None
+        dspans_H = None if spans_H is None else dspans.sum((1, 2))
+        return (
+            dq_BHTK, dk_BHTK, dv_BHTK, dpast, dposition_q, dposition_keys, dslot_k, dslot_v, dspans_H,
+            None, None, None,
+        )  # fmt: skip
+
+
+def _like_rows(x_BHTK: Tensor) -> Tensor:
+    """Room for a tensor of this shape that lies as [B, T, H, K]: what follows joins the heads."""
+    batch, heads, block, width = x_BHTK.shape
+    return x_BHTK.new_empty(batch, block, heads, width).transpose(1, 2)
+
+
+def _seed(device: torch.device) -> Tensor:
+    return torch.randint(2**31, (1,), dtype=torch.int32, device=device)
+
+
+def _by_head(x_BHTK: Tensor, group: Group) -> Tensor:
+    """The rows of a group's heads, [G, N, K]."""
+    return x_BHTK[:, group.first : group.first + group.size].transpose(0, 1).flatten(1, 2)
+
+
+def _keys_of(position_keys: Tensor, group: Group) -> Tensor:
+    """A group's position keys, oldest first, [G, W, K]."""
+    if position_keys.dim() == 3:
+        position_keys = position_keys[group.first : group.first + group.size]
+    return position_keys[..., : group.window, :].flip(-2).expand(group.size, -1, -1)
+
+
+def _table_of(table: Tensor, group: Group, rows: int) -> Tensor:
+    """A group's part of the table of distances, [G, N, W]."""
+    size = group.size * rows * group.window
+    return table[group.table : group.table + size].view(group.size, rows, group.window)
+
+
+def _distance_table(asked_BHTK: Tensor, position_keys: Tensor, layout: Layout) -> Tensor:
+    """q_t . p_d for every query and the distances of its head's group, group after group."""
+    rows = asked_BHTK.shape[0] * asked_BHTK.shape[2]
+    table = asked_BHTK.new_empty(layout.table_size)
+    for group in layout.groups:
+        keys_GWK = _keys_of(position_keys, group)
+        torch.bmm(_by_head(asked_BHTK, group), keys_GWK.mT, out=_table_of(table, group, rows))
+    return table
+
+
+def _distance_gradients(
+    dtable: Tensor, asked_BHTK: Tensor, position_keys: Tensor, layout: Layout
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the queries and of the position keys from that of the table."""
+    batch, _, block, _ = asked_BHTK.shape
+    dasked_BHTK = _like_rows(asked_BHTK)
+    dkeys = torch.zeros_like(position_keys, dtype=torch.float32)
+    for group in layout.groups:
+        heads = slice(group.first, group.first + group.size)
+        dtable_GNW = _table_of(dtable, group, batch * block)
+        dasked_GNK = torch.bmm(dtable_GNW, _keys_of(position_keys, group))
+        dasked_BHTK[:, heads] = dasked_GNK.unflatten(1, (batch, block)).transpose(0, 1)
+        dkeys_GWK = torch.bmm(dtable_GNW.mT, _by_head(asked_BHTK, group)).flip(1)
+        if position_keys.dim() == 3:
+            dkeys[heads, : group.window] += dkeys_GWK
+        else:
+            dkeys[: group.window] += dkeys_GWK.sum(0, dtype=torch.float32)
+    return dasked_BHTK, dkeys.to(position_keys.dtype)
+
+
+def _strides(*tensors_BHTK: Tensor) -> list[int]:
+    return [tensor.stride(dim) for tensor in tensors_BHTK for dim in range(3)]
+
+
+def _numbers(width: int, options: Options) -> dict[str, float]:
+    return {
+        "ramp": float(options.ramp),
+        "scale": 1 / math.sqrt(width),
+        "threshold": int(options.dropout * 2**32),
+        "keep_scale": 1 / (1 - options.dropout),
+    }
+
+
+def _constants(
+    q_BHTK: Tensor,
+    position_keys: Tensor | None,
+    spans_H: Tensor | None,
+    filled_B: Tensor | None,
+    options: Options,
+) -> dict[str, Any]:
+    width = q_BHTK.shape[-1]
+    return {
+        "WIDTH": width,
+        "BK": max(16, triton.next_power_of_2(width)),
+        "HAS_POSITIONS": position_keys is not None,
+        "HAS_SPANS": spans_H is not None,
+        "RENORMALISE": options.renormalise,
+        "HAS_FILLED": filled_B is not None,
+        "HAS_DROPOUT": options.dropout > 0,
+        "PRECISION": "ieee" if q_BHTK.dtype == torch.float32 else "tf32",
+    }
+
+
+def _tiles(q_BHTK: Tensor) -> tuple[int, int, int, int]:
+    """Queries and keys of a tile, warps, and stages of the pipeline."""
+    if q_BHTK.dtype == torch.float32 or q_BHTK.shape[-1] > 64:
+        return 32, 32, 4, 2
+    return 64, 64, 4, 3
