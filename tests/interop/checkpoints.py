@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.models import golden, test_sha_rnn_golden, transformer_xl_golden
+from tests.models import golden, test_fairseq_golden, test_sha_rnn_golden, transformer_xl_golden
 
+TEMPLATE = "layers.0.attn.attn.adaptive_span._mask.mask_template"
 SHARED = {  # names of tied tensors -> their second names
     r"in_emb\.emb_layers\.(\d+\.weight)": r"out_emb.out_layers.\1",
     r"in_emb\.emb_projs\.(\d+)": r"out_emb.out_projs.\1",
@@ -40,10 +41,15 @@ class Original:
             sha = test_sha_rnn_golden.load(case)
             made = Original("sha-rnn", _weights(sha.tensors), sha.original)
             made.tensors["blocks.0.lnout.weight"] = torch.ones(sha.config.width)
+        elif case.startswith("fairseq"):
+            fairseq = test_fairseq_golden.load(case)
+            options = {"model": fairseq.original["model"]}
+            made = Original("fairseq-adaptive-span", _weights(fairseq.tensors), options)
+            made.tensors[TEMPLATE] = torch.arange(-3.0, 1)
         else:
             span = golden.Golden.load(case)
             made = Original("adaptive-span", _weights(span.tensors), span.original)
-            made.tensors["layers.0.attn.attn.adaptive_span._mask.mask_template"] = torch.arange(-3.0, 1)
+            made.tensors[TEMPLATE] = torch.arange(-3.0, 1)
         _add_second_names(made.tensors)
         return made
 
@@ -55,6 +61,9 @@ class Original:
         if self.kind == "adaptive-span":
             model = {f"module.{name}": tensor for name, tensor in self.tensors.items()}
             return {"iter_no": 7, "model": model, "logger": {"loss": [1.5]}, "optimizer": {"state": {}}}
+        if self.kind == "fairseq-adaptive-span":
+            model = {f"decoder.model.{name}": tensor for name, tensor in self.tensors.items()}
+            return {"args": None, "cfg": self.options, "model": model, "optimizer_history": [{"lr": 0.1}]}
         if self.kind == "sha-rnn":
             criterion = {name[10:]: t for name, t in self.tensors.items() if name.startswith("criterion.")}
             model = {name: t for name, t in self.tensors.items() if not name.startswith("criterion.")}

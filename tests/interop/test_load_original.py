@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -13,7 +14,7 @@ from longspan.errors import UserError
 from longspan.interop import load_original
 from longspan.interop.original import read_original
 from tests.interop.checkpoints import Original
-from tests.models import golden, test_sha_rnn_golden, transformer_xl_golden
+from tests.models import golden, test_fairseq_golden, test_sha_rnn_golden, transformer_xl_golden
 from tests.models.golden import close
 
 ADAPTIVE_IO = ["adaptive_io_tied", "adaptive_io_untied", "wiki103_style"]
@@ -23,6 +24,8 @@ ONE_OF_EACH = [
     "sha_rnn_split",
     "txl_adaptive_div2",
     "txl_adaptive_div1",
+    "fairseq_adaptive_span",
+    "fairseq_adaptive_span_layer",
 ]
 HUGGING_FACE = ["hf_transfo_xl_tie_r", "hf_transfo_xl_untie_r"]
 
@@ -46,6 +49,17 @@ def test_adaptive_span_computes_what_the_original_did(tmp_path, case, legacy):
         hidden, state = model(x, state)
         loss = model.head.nll(hidden, y).mean()
         close(loss, recorded.tensors[f"eval.loss.{number}"], recorded.rounding["eval"] + 1e-7, case)
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize("case", test_fairseq_golden.CASES)
+@torch.no_grad()
+def test_fairseq_computes_what_the_original_did(tmp_path, case, legacy):
+    """Its options lie in the file."""
+    recorded, made = test_fairseq_golden.load(case), Original.of(case)
+    model = load_original(made.save(tmp_path / "c.pt", legacy=legacy), kind=made.kind)
+    log_probs, _ = model.log_probs(recorded.blocks()[0], model.initial_state(2))
+    close(log_probs, recorded.tensors["eval.logprob.0"], recorded.rounding["eval"], case)
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
@@ -106,9 +120,50 @@ def test_shapes_and_weights_tell_how_a_transformer_xl_is_tied(tmp_path, case):
     assert found.biases == wanted.biases
 
 
+@pytest.mark.parametrize("case", test_fairseq_golden.CASES)
+def test_options_of_fairseq_are_given_or_lie_in_the_file_or_follow_from_shapes(tmp_path, case):
+    made = Original.of(case)
+    path, options = made.save(tmp_path / "c.pt"), made.options["model"]
+    told, _ = read_original(path, made.kind)
+    assert told == read_original(path, made.kind, made.options)[0]
+    assert (told.span.ramp, told.span.penalty, told.span.renormalise) == (16, 0.002, False)
+    assert read_original(path, made.kind, {"adapt_span_ramp": 8})[0].span.ramp == 8
+    made.options = {}
+    untold = {name: options[name] for name in ("adapt_span_ramp", "aux_loss_scaler")}
+    assert read_original(made.save(path), made.kind, untold)[0] == told
+    made.options = {"model": {**options, "vocab_size": 50, "d_inner": None}}  # as fairseq itself stores it
+    assert read_original(made.save(path), made.kind)[0] == told
+    assert load_original(path, kind=made.kind).vocabulary_size == 60
+
+
+def test_a_whole_checkpoint_of_fairseq_is_refused_and_says_what_to_save(tmp_path):
+    made = Original.of("fairseq_adaptive_span")
+    made.options = {"model": argparse.Namespace(d_model=32)}
+    message = complaint(made.save(tmp_path / "c.pt"), made.kind)
+    assert "could run code" in message
+    assert "save its 'model' alone" in message
+    torch.save({f"decoder.model.{name}": tensor for name, tensor in made.tensors.items()}, tmp_path / "m.pt")
+    assert load_original(tmp_path / "m.pt", kind=made.kind).vocabulary_size == 60
+
+
+@pytest.mark.parametrize("case", HUGGING_FACE)
+def test_the_configuration_that_lies_beside_hugging_faces_weights_is_read(tmp_path, case):
+    made = Original.of(case)
+    path = made.save(tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps(made.options["model"]))
+    found = read_original(path, made.kind)[0]
+    assert found == read_original(path, made.kind, made.options)[0]
+    assert found.memory_length == made.options["model"]["mem_len"]
+    assert read_original(path, made.kind, {"mem_len": 7, "cutoffs": [40, 100]})[0].memory_length == 7
+
+
 def test_what_nothing_tells_has_the_originals_default(tmp_path):
     span, _ = read_original(Original.of("adaptive_span_basic").save(tmp_path / "s.pt"), "adaptive-span")
     assert (span.span.ramp, span.span.memory, span.span.penalty) == (32, "full", 0.0)
+    fairseq = Original.of("fairseq_adaptive_span")
+    fairseq.options = {}
+    span, _ = read_original(fairseq.save(tmp_path / "f.pt"), "fairseq-adaptive-span")
+    assert (span.span.ramp, span.span.memory, span.span.penalty) == (32, "adaptive", 2e-6)
     sha, _ = read_original(Original.of("sha_rnn").save(tmp_path / "r.pt"), "sha-rnn")
     assert sha.memory_length == 5000
     xl, _ = read_original(Original.of("txl_basic").save(tmp_path / "x.pt"), "transformer-xl")
@@ -161,6 +216,8 @@ def test_a_tensor_too_many_is_named(tmp_path, case):
         ("adaptive_span_basic", "transformer-xl", "layers.0.dec_attn.layer_norm.weight"),
         ("sha_rnn", "hf-transfo-xl", "layers.0.dec_attn.layer_norm.weight"),
         ("fixed_span", "sha-rnn", "blocks.0.lnstart.weight"),
+        ("adaptive_span_basic", "fairseq-adaptive-span", "key_pe"),
+        ("fairseq_adaptive_span", "adaptive-span", "key_pe"),
     ],
 )
 def test_a_wrong_kind_names_a_tensor_that_its_checkpoints_have(tmp_path, case, kind, tensor):

@@ -38,7 +38,13 @@ INNER = (("fc1.weight", 0), ("fc1.bias", 0), ("fc2.weight", 1))  # the dimension
 class AdaptiveSpan(Translation):
     """The file does not tell the ramp, the penalty, how memories are sized, and the dropout."""
 
-    groups = ("data_params", "model_params", "adapt_span_params", "adapt_io_params", "pers_mem_params")
+    groups: tuple[str, ...] = (
+        "data_params",
+        "model_params",
+        "adapt_span_params",
+        "adapt_io_params",
+        "pers_mem_params",
+    )
     unused = re.compile(r".*\.mask_template")
 
     def tensors(self, loaded: Mapping[str, Any]) -> Tensors:

@@ -29,7 +29,12 @@ KINDS: dict[str, Translation] = {
         memory_length=0, clamp_length=-1, same_length=False, start="empty", cluster_order="from-end"
     ),
     "hf-transfo-xl": TransformerXL(
-        memory_length=1600, clamp_length=1000, same_length=True, start="zeros", cluster_order="forward"
+        memory_length=1600,
+        clamp_length=1000,
+        same_length=True,
+        start="zeros",
+        cluster_order="forward",
+        companion="config.json",
     ),
 }
 OVERRIDES = ("memory_length", "clamp_length", "same_length")
@@ -45,7 +50,8 @@ def load_original(
     """The model of an original's checkpoint, ready to evaluate.
 
     What the file cannot tell has the original's default, and dropout is 0; `config` says otherwise in the
-    original's own options, flat or in its groups: a mapping or a JSON file. `overrides` change the lengths
+    original's own options, flat or in its groups: a mapping or a JSON file, and for Hugging Face's models the
+    config.json that lies beside the file unless another is given. `overrides` change the lengths
     that no weight depends on: `memory_length`, `clamp_length`, `same_length`.
     """
     model_config, model = read_original(Path(path), kind, config)
@@ -63,6 +69,9 @@ def read_original(
     if kind not in KINDS:
         raise UserError(f"unknown kind '{kind}'{nearest(kind, KINDS)} (known: {', '.join(KINDS)})")
     translation = KINDS[kind]
+    if config is None and translation.companion:
+        beside = path.with_name(translation.companion)
+        config = beside if beside.is_file() else None
     given = _options(config, translation.groups)
     loaded = _load(path, translation.remedy)
     options = {**_without_none(translation.told(loaded)), **given}

@@ -42,12 +42,13 @@ class TransformerXL(Translation):
     same_length: bool
     start: Literal["empty", "zeros"]
     cluster_order: Literal["from-end", "forward"]
+    companion: str | None = None
 
     groups = ("model",)
     unused = re.compile(r"pos_emb\.inv_freq")
 
     def tensors(self, loaded: Mapping[str, Any]) -> Tensors:
-        return Tensors(only_tensors(loaded, prefix="transformer."))
+        return Tensors(only_tensors(loaded.get("model", loaded), prefix="transformer."))
 
     def vocabulary_size(self, tensors: Tensors, options: Options) -> int:
         words = sum(words for words, _ in cluster_shapes(tensors, TABLES))

@@ -49,12 +49,14 @@ class Translation(ABC):
     """From one original's checkpoints to a model here.
 
     `groups` are the parts of the original's own record of its options that describe the model. `unused` are
-    tensors that have no part in what the model computes. `remedy` is what to do with a file that is refused.
+    tensors that have no part in what the model computes. `remedy` is what to do with a file that is refused,
+    `companion` the name of a file beside it that holds the options, where the original writes one.
     """
 
     groups: tuple[str, ...]
     unused: re.Pattern[str]
     remedy = "save a state_dict with the original's code and import that"
+    companion: str | None = None
 
     def tensors(self, loaded: Mapping[str, Any]) -> Tensors:
         """All tensors, without the prefixes that wrappers have put before their names."""
