@@ -15,7 +15,7 @@ from longspan.config import RunConfig, schema
 from longspan.data import Tokenizer
 from longspan.errors import UserError
 from longspan.generation import generate
-from longspan.models import LanguageModel, build
+from longspan.models import LanguageModel, build_run
 from longspan.runs import RunFolder, checkpoint, pick_device
 
 
@@ -107,7 +107,7 @@ def load(
     tokenizer = folder.tokenizer()
     path = _checkpoint(folder, which)
     weights = checkpoint.load(path).below("model")
-    model = build(config.model, tokenizer.vocabulary_size)
+    model = build_run(config, tokenizer.vocabulary_size)
     _check_fit(model, weights, path)
     model.load_state_dict(weights)
     target = pick_device(device)

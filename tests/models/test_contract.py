@@ -15,13 +15,15 @@ from longspan.config import (
     AllAttentionConfig,
     GptConfig,
     ModelConfig,
+    RunConfig,
+    SearchConfig,
     ShaRnnConfig,
     SpanConfig,
     TransformerXLConfig,
     VocabularyConfig,
 )
 from longspan.config.transformer_xl import XLVocabularyConfig
-from longspan.models import ARCHITECTURES, LanguageModel, build
+from longspan.models import ARCHITECTURES, LanguageModel, Supernet, build_run
 from longspan.state import State
 
 VOCABULARY = 11
@@ -84,26 +86,56 @@ VARIANTS: dict[str, ModelConfig] = {
     "all-attention, tied adaptive softmax": dataclasses.replace(
         ALL_ATTENTION, vocabulary=dataclasses.replace(WORDS, tied=True, cluster_order="forward")
     ),
+    "adaptive-span, pattern": dataclasses.replace(SMALL, pattern="ssfif"),
+    "transformer-xl, pattern": dataclasses.replace(TRANSFORMER_XL, pattern="fsiff"),
     "adaptive-span, dropout": dataclasses.replace(SMALL, dropout=0.2, embedding_dropout=0.1),
 }
 
+# What a search trains: mixtures of blocks, and the likeliest of each.
+SUPERNETS: dict[str, ModelConfig] = {
+    "supernet": TRANSFORMER_XL,
+    "supernet, hard": dataclasses.replace(SAME_LENGTH, norm="pre"),
+    "supernet, learned spans": SMALL,
+    "supernet, learned spans, hard": SMALL,
+}
+NAMES = [*VARIANTS, *SUPERNETS]
 
-@pytest.fixture(params=VARIANTS)
+
+@pytest.fixture(params=NAMES)
 def model(request) -> LanguageModel:
     return make(request.param)
 
 
 def make(variant: str) -> LanguageModel:
     torch.manual_seed(3)
-    model = build(VARIANTS[variant], VOCABULARY).double().eval()
+    model = fresh(variant)
     with torch.no_grad():  # spans that differ from head to head, norms that do not leave zero where it is
         for name, parameter in model.named_parameters():
             if name.endswith("fraction_H"):
                 parameter.add_(torch.rand_like(parameter) * 0.3)
+            if name.endswith("logits_K"):  # every kind of block is the likeliest somewhere
+                parameter[int(name.split(".")[1])] += 1
             if name.endswith("norm.bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     model.after_update()
+    settle(model, variant)
     return model
+
+
+def fresh(variant: str) -> LanguageModel:
+    if variant in VARIANTS:
+        config = RunConfig(model=VARIANTS[variant])
+    else:
+        config = RunConfig(model=SUPERNETS[variant], search=SearchConfig(num_blocks=3))
+    return build_run(config, VOCABULARY).double().eval()
+
+
+def settle(model: LanguageModel, variant: str) -> None:
+    if variant.endswith("hard"):
+        assert isinstance(model, Supernet)
+        assert model.pattern() == "sfi"
+        for block, letter in zip(model.blocks, model.pattern(), strict=True):
+            block.chosen = letter
 
 
 def random_tokens(batch: int, length: int) -> Tensor:
@@ -186,7 +218,7 @@ def test_detach_cuts_gradients(model):
 
 
 @settings(max_examples=12, deadline=None)
-@given(variant=st.sampled_from(sorted(VARIANTS)), rows=st.lists(st.integers(0, 3), min_size=1, max_size=5))
+@given(variant=st.sampled_from(sorted(NAMES)), rows=st.lists(st.integers(0, 3), min_size=1, max_size=5))
 def test_select_commutes_with_forward(variant, rows):
     model, tokens = make(variant), random_tokens(4, 6)
     state = warm_state(model, 4)
@@ -232,7 +264,7 @@ def test_reset_rows_begin_a_new_text(model, decoding):
 
 @settings(max_examples=15, deadline=None)
 @given(
-    variant=st.sampled_from(sorted(VARIANTS)),
+    variant=st.sampled_from(sorted(NAMES)),
     cuts=st.lists(st.integers(1, 15), min_size=1, max_size=5).filter(lambda cuts: sum(cuts) <= 24),
     decoding=st.booleans(),
 )
@@ -289,12 +321,13 @@ def test_every_weight_is_stored_once(model):
     assert len({weight.data_ptr() for weight in stored.values()}) == len(stored)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", NAMES)
 def test_weights_move_to_another_model(variant):
     """Sizes that are derived from weights follow when weights are loaded."""
     model = make(variant)
-    twin = build(VARIANTS[variant], VOCABULARY).double().eval()
+    twin = fresh(variant)
     twin.load_state_dict(model.state_dict())
+    settle(twin, variant)
     tokens = random_tokens(2, 9)
     expected, state = model(tokens, model.initial_state(2))
     found, twin_state = twin(tokens, twin.initial_state(2))

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from longspan import recipes
-from longspan.config import DataConfig, ModelConfig, RunConfig, StageConfig, schema
+from longspan.config import DataConfig, RunConfig, StageConfig, schema
 
 BYTES = 256
 # What the text decides, for texts that never change: the bytes or words in them, and the end of a line, which
@@ -43,7 +43,7 @@ def _summary(name: str) -> str:
     config = schema.read(RunConfig, recipes.load(name))
     steps = " + ".join(_length(stage) for stage in config.stage)
     known = _vocabulary_size(config.data)
-    millions = _num_parameters(config.model, known or BYTES) / 1e6
+    millions = _num_parameters(config, known or BYTES) / 1e6
     size = f"{millions:.1f}M parameters" + ("" if known else f" (with a vocabulary of {BYTES})")
     lines = [f"{name}: {config.description}", f"  {size}, {steps} on {config.data.corpus}"]
     numbers = [_expectation(key, value) for key, value in config.expected.items() if key != "source"]
@@ -74,12 +74,12 @@ def _vocabulary_size(data: DataConfig) -> int | None:
     return data.tokenizer.vocabulary_size or PUBLISHED.get((data.corpus, data.tokenizer.kind))
 
 
-def _num_parameters(config: ModelConfig, vocabulary_size: int) -> int:
+def _num_parameters(config: RunConfig, vocabulary_size: int) -> int:
     """Counted on a model that takes no memory."""
     import torch
 
-    from longspan.models import build
+    from longspan.models import build_run
 
     with torch.device("meta"):
-        model = build(config, vocabulary_size)
+        model = build_run(config, vocabulary_size)
     return sum(parameter.numel() for parameter in model.parameters())

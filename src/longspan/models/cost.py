@@ -2,9 +2,9 @@
 
 Counted are the products of matrices: projections (of the memory too, which is projected anew in every block),
 scores of content and distance and weighted sums over the window of each head, slots, and the head. Norms,
-softmax and dropout are not. An adaptive softmax counts all its clusters, as when all probabilities are wanted;
+softmax and dropout are not. An adaptive softmax counts all clusters, as when all probabilities are wanted;
 in training it computes a rare cluster only for the tokens that are in it, and costs less.
-Shapes: B batch, T block, D width, H heads, K head width, M memory, W window, P slots, V vocabulary.
+Shapes: B batch, T block, D width, K head width, M memory that a head sees, W its window.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 from longspan.heads import AdaptiveSoftmaxHead, SplitSoftmaxHead
 from longspan.layers.attention import Attention
 from longspan.layers.embeddings import AdaptiveEmbedding
-from longspan.layers.positions import SinusoidDistances
+from longspan.layers.positions import NoPositions, SinusoidDistances
 from longspan.layers.recurrent import Recurrent
 from longspan.layers.sha_attention import SingleHeadAttention
 from longspan.models.interface import LanguageModel
@@ -50,18 +50,19 @@ def flops(part: nn.Module, shape: Shape) -> float:
 @flops.register
 def _(block: Attention, shape: Shape) -> float:
     B, T = shape
-    head_width, width = block.head_width, block.query.in_features
-    projections = sum(map(_matrices, (block.query, block.key, block.value, block.out)))
-    total = float(projections)
-    positions = block._positions[0]
-    for window in block.span.windows_for(T):
-        recalled = min(window, block.span.memory_length)
-        total += recalled * 2 * 2 * width * head_width / T
-        total += window * 3 * 2 * head_width  # scores of content, scores of distance, weighted sum
+    D, K = block.query.in_features, block.head_width
+    (positions,) = block._positions
+    total = sum(map(_matrices, (block.query, block.key, block.value, block.out)))
+    for W in block.span.windows_for(T):
+        M = min(W, block.span.memory_length)
+        total += 2 * (2 * M * D * K) / T  # keys and values of the memory
+        total += 2 * (2 * W * K)  # scores and weighted sum
+        if not isinstance(positions, NoPositions):
+            total += 2 * W * K
         if isinstance(positions, SinusoidDistances):
-            total += window * 2 * width * head_width / (B * T)
+            total += 2 * W * D * K / (B * T)
     if block.slots is not None:
-        total += 2 * 2 * block.slots.keys_HPK.numel()
+        total += 2 * (2 * block.slots.keys_HPK.numel())
     return total
 
 
