@@ -148,3 +148,4 @@ def test_cutoffs_of_a_recipe_that_make_no_sense(architecture, cutoffs, complaint
     last = shown.err.splitlines()[-1]
     assert last.startswith("longspan: ")
     assert complaint in last
+    assert not (folder / "runs").exists()

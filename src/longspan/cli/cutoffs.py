@@ -141,9 +141,10 @@ def _measured(args: argparse.Namespace) -> ProductTime:
     say(f"measuring matrix products of width {width} on {device}")
     measured = measure(width, device)
     product = fit(measured)
+    error = typical_error(product, measured)
     say(
         f"--constants {product.constant:.3g},{product.per_score:.3g},{product.floor:.3g} "
-        f"({typical_error(product, measured):.0%} off in the median)"
+        f"({error:.0%} off in the median{'; is the machine busy?' if error > 0.3 else ''})"
     )
     return product
 

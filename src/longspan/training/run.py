@@ -38,6 +38,8 @@ def train(
         corpus = prepare(config.data, progress=reporter.say)
         check_fits(corpus.splits["train"], config.training.batch_size, config.training.block_length)
         _check_can_be_scored(config, corpus)
+        with torch.device("meta"):  # a model that does not fit the vocabulary leaves no folder behind
+            build_run(config, corpus.tokenizer.vocabulary_size)
         folder = RunFolder.create(out, _anchored(config), corpus.tokenizer, corpus.fingerprint)
         _run(folder, corpus, device, reporter, None, method)
     return folder
