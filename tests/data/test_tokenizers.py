@@ -268,3 +268,24 @@ def test_nothing_saved_is_a_pickle(tmp_path):
         fitted(kind).save(tmp_path / kind)
     names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert names == {"tokenizer.json", "sentencepiece.model", "bpe.json"}
+
+
+def test_numbers_are_the_tokens(tmp_path):
+    corpus = corpus_of(tmp_path, "words", train=b"3 1 4\n15 0\n")
+    tokenizer = fit_tokenizer(TokenizerConfig(kind="number"), corpus)
+    assert tokenizer.vocabulary_size == 16
+    assert tokenizer.encode(" 15\n0 007 ").tolist() == [15, 0, 7]
+    assert tokenizer.encode("").tolist() == []
+    assert tokenizer.decode([15, 0]) == "15 0 "
+    assert np.concatenate(list(tokenizer.encode_split([b"1", b"5 3\n", b"4"]))).tolist() == [15, 3, 4]
+    tokenizer.save(tmp_path / "saved")
+    assert load_tokenizer(tmp_path / "saved").vocabulary_size == 16
+    assert fit_tokenizer(TokenizerConfig(kind="number", vocabulary_size=99), corpus).vocabulary_size == 99
+
+
+@pytest.mark.parametrize("text", ["1 two", "-1", "1.5", "٣", "9" * 5000, "16"])
+def test_what_is_no_number_of_a_token(tmp_path, text):
+    corpus = corpus_of(tmp_path, "words", train=b"15")
+    with pytest.raises(UserError) as caught:
+        fit_tokenizer(TokenizerConfig(kind="number"), corpus).encode(text)
+    assert len(str(caught.value)) < 120

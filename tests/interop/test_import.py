@@ -47,6 +47,43 @@ def test_an_imported_run_is_scored_and_writes_on(tmp_path, corpus, capsys, case)
     assert main(["generate", run, "--tokens", "5", "--device", "cpu"]) == 0
 
 
+@pytest.mark.parametrize("case", ["fairseq_adaptive_span_layer", "hf_transfo_xl_untie_r", "sha_rnn_split"])
+def test_without_a_corpus_tokens_are_numbers(tmp_path, capsys, case):
+    made, run = Original.of(case), str(tmp_path / "run")
+    words = arguments(tmp_path, case, tmp_path)
+    place = words.index("--data")
+    assert main(words[:place] + words[place + 2 :]) == 0
+    found = longspan.load(run, device="cpu")
+    expected = load_original(tmp_path / "c.pt", kind=made.kind, config=made.options)
+    assert found.tokenizer.vocabulary_size == expected.vocabulary_size
+    for name, tensor in expected.state_dict().items():
+        assert tensor.equal(found.model.state_dict()[name])
+    capsys.readouterr()
+    assert main(["generate", run, "--prompt", "3 1 4", "--tokens", "5", "--device", "cpu"]) == 0
+    assert all(0 <= int(n) < expected.vocabulary_size for n in capsys.readouterr().out.split()[3:])
+    assert main(["eval", run, "--device", "cpu"]) == 1
+    assert "give the text with --data" in capsys.readouterr().err
+    (tmp_path / "numbers.txt").write_text("3 1 4 15 9\n2 6 5\n" * 200)
+    options = ["--protocol", "every-token", "--block-length", "16", "--device", "cpu", "--json"]
+    assert main(["eval", run, "--data", str(tmp_path / "numbers.txt"), *options]) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] > 60
+
+
+def test_a_run_of_fairseqs_reads_a_corpus_of_numbers(tmp_path, corpus, capsys):
+    corpus.write_text("3 1 4 15 9\n2 6 5\n" * 200)
+    assert main(arguments(tmp_path, "fairseq_adaptive_span", corpus)) == 0
+    config = RunFolder.open(tmp_path / "run").config
+    assert config.data.tokenizer == TokenizerConfig(kind="number", vocabulary_size=60)
+    assert config.evaluation.protocol == "every-token"
+    assert main(["eval", str(tmp_path / "run"), "--device", "cpu", "--block-length", "16"]) == 0
+    corpus.write_text("words and 5\n" * 500)
+    (tmp_path / "run").rename(tmp_path / "first")
+    capsys.readouterr()
+    assert main(arguments(tmp_path, "fairseq_adaptive_span", corpus)) == 1
+    assert "must be numbers of tokens" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_words_are_numbered_as_they_were_for_the_original(tmp_path, corpus):
     assert main(arguments(tmp_path, "fixed_span", corpus)) == 0
     run = RunFolder.open(tmp_path / "run")

@@ -53,6 +53,8 @@ def run(args: argparse.Namespace) -> None:
     overrides = _overrides(args)
     lm = load(args.folder, args.checkpoint, args.device, overrides)
     corpus = args.data or lm.config.data.corpus
+    if not corpus:
+        raise UserError(f"{args.folder} was imported without a corpus: give the text with --data")
     if not args.data and args.split in HELD_OUT and has_changed(RunFolder.open(Path(args.folder)), say):
         say(
             f"longspan: the text of {corpus} has changed since the run began: "

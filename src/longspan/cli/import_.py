@@ -15,7 +15,8 @@ def register(subparsers: Any) -> None:
         help="make a run of an original's checkpoint",
         description="Make a run folder, for eval and generate, of an original implementation's checkpoint. "
         "Such a file holds no vocabulary: it is made of the corpus, as that project made it, so give the "
-        "corpus that the model was trained on. What the file cannot tell has the project's default.",
+        "corpus that the model was trained on. Without one, and for fairseq, the run reads and writes the "
+        "numbers of tokens. What the file cannot tell has the project's default.",
     )
     parser.add_argument("file", metavar="FILE", help="the checkpoint; one that could run code is refused")
     parser.add_argument(
@@ -23,10 +24,14 @@ def register(subparsers: Any) -> None:
         dest="kind",
         metavar="KIND",
         required=True,
-        help="adaptive-span, sha-rnn, transformer-xl or hf-transfo-xl",
+        help="adaptive-span, fairseq-adaptive-span, sha-rnn, transformer-xl or hf-transfo-xl",
     )
-    parser.add_argument("--data", metavar="CORPUS", required=True, help="the corpus it was trained on")
-    parser.add_argument("--config", metavar="FILE", help="JSON with the original's own options")
+    parser.add_argument("--data", metavar="CORPUS", help="the corpus it was trained on")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="JSON with the original's own options (default for hf-transfo-xl: config.json beside FILE)",
+    )
     parser.add_argument("--out", metavar="RUN", required=True, help="the new run folder")
     parser.set_defaults(run=run)
 

@@ -13,13 +13,15 @@ class TokenizerConfig:
     """How text becomes numbers.
 
     `adaptive-span`, `sha-rnn` and `transformer-xl` prepare text as those projects did, newlines, `<eos>`
-    and order of the vocabulary included; use them to compare with published numbers.
+    and order of the vocabulary included; use them to compare with published numbers. `number` reads text that
+    holds the numbers of tokens.
     """
 
     kind: Literal[
         "byte",
         "character",
         "word",
+        "number",
         "sentencepiece",
         "bpe",
         "adaptive-span",
@@ -27,7 +29,8 @@ class TokenizerConfig:
         "transformer-xl",
     ] = option("byte", help="the unit of text")
     vocabulary_size: int | None = option(
-        None, help="pieces of sentencepiece and bpe; for words, keep only the most frequent"
+        None,
+        help="pieces of sentencepiece and bpe; for words, keep only the most frequent; how many numbers",
     )
     lowercase: bool = option(False, help="turn text to lower case first")
     order: Literal["frequency", "first-seen"] = option(

@@ -14,8 +14,9 @@ from longspan.config import (
     RunConfig,
     TokenizerConfig,
 )
-from longspan.data import TokenizedCorpus, corpora, prepare, registry
+from longspan.data import TokenizedCorpus, Tokenizer, corpora, prepare, registry
 from longspan.data.download import Progress
+from longspan.data.tokenizers.number import NumberTokenizer
 from longspan.errors import UserError
 from longspan.files import whole_folder
 from longspan.interop.original import read_original
@@ -23,7 +24,7 @@ from longspan.models import LanguageModel
 from longspan.runs import RunFolder, checkpoint
 
 Project = Literal["adaptive-span", "sha-rnn", "transformer-xl"]
-# Whose way of reading and of scoring text a kind of checkpoint was trained for.
+# Whose way of reading and of scoring text a kind was trained for. fairseq's vocabulary is a file of its own.
 PROJECTS: dict[str, Project] = {
     "adaptive-span": "adaptive-span",
     "sha-rnn": "sha-rnn",
@@ -33,26 +34,34 @@ PROJECTS: dict[str, Project] = {
 
 
 def import_run(
-    path: Path, kind: str, out: Path, corpus: str, config: Any = None, *, progress: Progress
+    path: Path, kind: str, out: Path, corpus: str | None, config: Any = None, *, progress: Progress
 ) -> RunFolder:
     """Make the run folder `out` of a checkpoint, with the vocabulary that its project had for `corpus`.
 
     The originals' checkpoints hold no vocabulary: the corpus must be the one that the model was trained on.
+    Without one, and for fairseq, the run reads and writes the numbers of tokens.
     """
     RunFolder.must_be_new(out)
     model_config, model = read_original(path, kind, config)
-    data = DataConfig(corpus=_anchored(corpus), tokenizer=_tokenizer(kind, model_config))
-    prepared = prepare(data, progress)
-    _check_vocabulary(model, prepared, path)
+    data = DataConfig(
+        corpus="" if corpus is None else _anchored(corpus),
+        tokenizer=_tokenizer(None if corpus is None else kind, model_config, model.vocabulary_size),
+    )
+    tokenizer: Tokenizer = NumberTokenizer(model.vocabulary_size)
+    fingerprint = ""
+    if corpus is not None:
+        prepared = prepare(data, progress)
+        _check_vocabulary(model, prepared, path)
+        tokenizer, fingerprint = prepared.tokenizer, prepared.fingerprint
     run_config = RunConfig(
         name=out.absolute().name,
         description=f"Imported from {path.name}, a checkpoint of the kind {kind}",
         data=data,
         model=model_config,
-        evaluation=EvaluationConfig(protocol=PROJECTS[kind]),
+        evaluation=EvaluationConfig(protocol=PROJECTS.get(kind, "every-token")),
     )
     with whole_folder(out) as partial:  # the run appears with its weights or not at all
-        run = RunFolder.create(partial / "run", run_config, prepared.tokenizer, prepared.fingerprint)
+        run = RunFolder.create(partial / "run", run_config, tokenizer, fingerprint)
         weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
         checkpoint.save(run.checkpoint("best"), weights, {"imported": {"file": path.name, "kind": kind}})
         for entry in run.path.iterdir():
@@ -68,7 +77,9 @@ def _anchored(corpus: str) -> str:
     return str(Path(corpus).expanduser().absolute())
 
 
-def _tokenizer(kind: str, model: ModelConfig) -> TokenizerConfig:
+def _tokenizer(kind: str | None, model: ModelConfig, vocabulary_size: int) -> TokenizerConfig:
+    if kind not in PROJECTS:
+        return TokenizerConfig(kind="number", vocabulary_size=vocabulary_size)
     # adaptive-span sorts words by frequency only for adaptive input and softmax, the others always.
     plain = isinstance(model, AdaptiveSpanConfig | AllAttentionConfig) and not model.vocabulary.cutoffs
     return TokenizerConfig(kind=PROJECTS[kind], order="first-seen" if plain else "frequency")

@@ -12,6 +12,7 @@ from longspan.data.tokenizers.bpe import BpeTokenizer
 from longspan.data.tokenizers.byte import ByteTokenizer
 from longspan.data.tokenizers.character import CharacterTokenizer
 from longspan.data.tokenizers.interface import SETTINGS, Tokenizer, TokenStream, id_type
+from longspan.data.tokenizers.number import NumberTokenizer
 from longspan.data.tokenizers.originals import fit_original
 from longspan.data.tokenizers.sentence_piece import SentencePieceTokenizer
 from longspan.data.tokenizers.symbols import SymbolTokenizer
@@ -24,6 +25,7 @@ _FIT: dict[str, Callable[[TokenizerConfig, Corpus], Tokenizer]] = {
     "byte": ByteTokenizer.fit,
     "character": CharacterTokenizer.fit,
     "word": WordTokenizer.fit,
+    "number": NumberTokenizer.fit,
     "sentencepiece": SentencePieceTokenizer.fit,
     "bpe": BpeTokenizer.fit,
     "adaptive-span": fit_original,
@@ -32,13 +34,15 @@ _FIT: dict[str, Callable[[TokenizerConfig, Corpus], Tokenizer]] = {
 }
 _LEARNED = {"sentencepiece", "bpe"}
 _ORDERED = {"character", "word", "adaptive-span"}
-_LEAST = {"word": 3, "sentencepiece": 258, "bpe": 256}  # <eos>, <unk> and a word; the bytes
+_SIZED = {"word", "number", *_LEARNED}
+_LEAST = {"word": 3, "number": 1, "sentencepiece": 258, "bpe": 256}  # <eos>, <unk> and a word; the bytes
 _FORMS: dict[str, type[Tokenizer]] = {
     cls.form: cls
     for cls in (
         ByteTokenizer,
         CharacterTokenizer,
         WordTokenizer,
+        NumberTokenizer,
         SentencePieceTokenizer,
         BpeTokenizer,
         SymbolTokenizer,
@@ -56,7 +60,7 @@ def check_settings(config: TokenizerConfig) -> None:
     size = config.vocabulary_size
     if config.kind in _LEARNED and size is None:
         raise UserError(f"the {config.kind} tokenizer needs a vocabulary_size, for example 8000")
-    if size is not None and config.kind not in {"word", *_LEARNED}:
+    if size is not None and config.kind not in _SIZED:
         raise UserError(
             f"the text decides the vocabulary of the {config.kind} tokenizer: drop vocabulary_size"
         )
