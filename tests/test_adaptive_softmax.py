@@ -286,3 +286,27 @@ def test_models_check_cutoffs_against_the_vocabulary(config):
 def test_a_configuration_that_makes_no_sense(table, message):
     with pytest.raises(UserError, match=message):
         schema.read(RunConfig, {"model": {"architecture": "all-attention", "vocabulary": table}})
+
+
+def test_a_head_that_narrows_alone_is_torchs():
+    """The adaptive softmax of Grave et al., 2017, over an embedding that is one table."""
+    torch.manual_seed(0)
+    embedding = AdaptiveEmbedding(VOCABULARY, WIDTH, cutoffs=(5, 9), one_table=True)
+    head = AdaptiveSoftmaxHead(
+        embedding, tie_tables=False, tie_projections=False, cluster_order="forward", division=4
+    )
+    assert [tuple(table.shape) for table in head.tables] == [(5, 16), (4, 4), (14, 1)]
+    assert head.projections.keys() == {"1", "2"}
+    torchs = torch.nn.AdaptiveLogSoftmaxWithLoss(WIDTH, VOCABULARY, [5, 9], div_value=4, head_bias=True)
+    with torch.no_grad():
+        head.cluster_weight.normal_()
+        head.cluster_bias.normal_()
+        head.biases[0].normal_()
+        torchs.head.weight.copy_(torch.cat([head.tables[0], head.cluster_weight]))
+        torchs.head.bias.copy_(torch.cat([head.biases[0], head.cluster_bias]))
+        for number, (down, up) in enumerate(torchs.tail, start=1):
+            down.weight.copy_(head.projections[str(number)].mT)
+            up.weight.copy_(head.tables[number])
+    hidden_BTD = torch.randn(2, 3, WIDTH)
+    expected = torchs.log_prob(hidden_BTD.flatten(0, 1)).view(2, 3, VOCABULARY)
+    torch.testing.assert_close(head.log_probs(hidden_BTD), expected)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from longspan import recipes
 from longspan.cli.recipes import PUBLISHED
-from longspan.config import RunConfig, schema
+from longspan.config import RunConfig, TransformerXLConfig, schema
 from longspan.data import corpora
 from longspan.data.tokenizers import check_settings
-from longspan.models import LanguageModel, build
+from longspan.models import LanguageModel, build_run
 from longspan.optim import build_optimizers
 
 BYTES = 256  # where the text decides the vocabulary and nobody has published what it decides
@@ -37,7 +39,7 @@ def on_meta(config: RunConfig) -> LanguageModel:
     tokenizer = config.data.tokenizer
     published = PUBLISHED.get((config.data.corpus, tokenizer.kind), BYTES)
     with torch.device("meta"):
-        return build(config.model, tokenizer.vocabulary_size or published)
+        return build_run(config, tokenizer.vocabulary_size or published)
 
 
 def num_parameters(config: RunConfig) -> int:
@@ -99,3 +101,29 @@ def test_large_ones_are_fine_tuned_at_a_tenth_of_the_rate() -> None:
         main, fine = schema.read(RunConfig, recipes.load(name)).stage
         assert fine.optimizer == main.optimizer == "adagrad"
         assert fine.learning_rate == pytest.approx(main.learning_rate / 10)
+
+
+def test_what_a_search_finds_is_trained_as_it_was_searched() -> None:
+    search = schema.read(RunConfig, recipes.load("wikitext2-par-search"))
+    found = schema.read(RunConfig, recipes.load("wikitext2-par"))
+    assert search.search is not None
+    assert isinstance(found.model, TransformerXLConfig)
+    assert found.model.pattern is not None
+    assert len(found.model.pattern) == search.search.num_blocks
+    assert dataclasses.replace(found.model, pattern=None) == search.model
+    assert (found.data, found.training, found.evaluation) == (search.data, search.training, search.evaluation)
+    assert [dataclasses.replace(stage, name="") for stage in found.stage] == [
+        dataclasses.replace(stage, name="") for stage in search.stage
+    ]
+
+
+@pytest.mark.parametrize("name", ["enwik8", "text8", "wikitext-103"])
+def test_par_is_transformer_xl_with_attention_where_it_is_required(name: str) -> None:
+    par, plain = (schema.read(RunConfig, recipes.load(f"{kind}-{name}")).model for kind in ("par", "txl"))
+    assert isinstance(par, TransformerXLConfig)
+    assert isinstance(plain, TransformerXLConfig)
+    assert par.pattern is not None
+    assert dataclasses.replace(par, pattern=None, num_layers=plain.num_layers) == plain
+    assert len(par.pattern) == 2 * plain.num_layers
+    assert par.pattern.count("s") == round(len(par.pattern) / 5)
+    assert par.pattern.rindex("s") < len(par.pattern) * 2 / 3

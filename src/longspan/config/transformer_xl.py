@@ -19,6 +19,9 @@ class XLVocabularyConfig:
         (), help="where the vocabulary, sorted by frequency, is cut for the softmax; none for a plain softmax"
     )
     division: int = option(1, help="how many times narrower each cluster is than the one before")
+    divided: Literal["both", "head"] = option(
+        "both", help="whether the embedding narrows as the head does, or is one table for all words"
+    )
     table_width: int | None = option(None, help="width of the embedding's table (default: the model's width)")
     tied: bool = option(True, help="predict with the tables of the embedding")
     tied_projections: Literal["none", "all-but-first", "all"] = option(
@@ -32,6 +35,8 @@ class XLVocabularyConfig:
         check_cutoffs(self.cutoffs)
         if self.division < 1 or (self.table_width is not None and self.table_width < 1):
             raise ValueError("division and table_width must be at least 1")
+        if self.divided == "head" and (self.tied or self.division == 1):
+            raise ValueError('divided = "head" needs tied = false and a division above 1')
 
 
 @dataclass(frozen=True, kw_only=True)

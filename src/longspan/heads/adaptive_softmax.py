@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longspan.heads.interface import Head
-from longspan.layers.embeddings import AdaptiveEmbedding, new_projection, new_table
+from longspan.layers.embeddings import AdaptiveEmbedding, narrowing_widths, new_projection, new_table
 
 ClusterOrder = Literal["from-end", "forward"]
 
@@ -29,9 +29,11 @@ class AdaptiveSoftmaxHead(Head):
 
     Tables E and projections P have the shapes of the embedding's. `tie_tables` uses the embedding's own, and
     `tie_projections` says so for all projections or for each cluster's; what is tied belongs to the embedding
-    and is stored there. `cluster_order` says which column stands for cluster i: counted "from-end" the last
-    one is cluster 1 (adaptive-span and Transformer-XL in PyTorch), "forward" the first one is (Transformer-XL
-    in TensorFlow, Hugging Face). Biases and cluster columns begin at zero.
+    and is stored there. With a `division` of its own the head's tables are D, D / division, D / division^2
+    ... wide, whatever the embedding's are; then nothing can be tied. `cluster_order` says which column stands
+    for cluster i: counted "from-end" the last one is cluster 1 (adaptive-span and Transformer-XL in PyTorch),
+    "forward" the first one is (Transformer-XL in TensorFlow, Hugging Face). Biases and cluster columns begin
+    at zero.
     """
 
     def __init__(
@@ -41,9 +43,12 @@ class AdaptiveSoftmaxHead(Head):
         tie_tables: bool,
         tie_projections: bool | Sequence[bool],
         cluster_order: ClusterOrder = "from-end",
+        division: int | None = None,
     ) -> None:
         super().__init__()
         sizes, widths = embedding.cluster_sizes, embedding.table_widths
+        if division is not None:
+            widths = narrowing_widths(embedding.width, division, len(sizes))
         num_tails = len(sizes) - 1
         if isinstance(tie_projections, bool):
             tie_projections = [tie_projections] * len(sizes)
@@ -59,7 +64,8 @@ class AdaptiveSoftmaxHead(Head):
             {
                 str(number): new_projection(embedding.width, widths[number])
                 for number, projection_DK in enumerate(embedding.cluster_projections())
-                if projection_DK is not None and not tie_projections[number]
+                if not tie_projections[number]
+                and (projection_DK is not None or widths[number] != embedding.width)
             }
         )
         self.biases = nn.ParameterList(torch.zeros(size) for size in sizes)

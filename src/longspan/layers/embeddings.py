@@ -45,7 +45,7 @@ class AdaptiveEmbedding(nn.Module):
         self.num_embeddings = vocabulary_size
         self.width = width
         self.bounds = cluster_bounds(vocabulary_size, cutoffs)
-        self.table_widths = _table_widths(table_width or width, division, len(self.bounds) - 1)
+        self.table_widths = narrowing_widths(table_width or width, division, len(self.bounds) - 1)
         self.one_table = one_table
         shapes = list(zip(self.cluster_sizes, self.table_widths, strict=True))
         if one_table:
@@ -115,7 +115,8 @@ def new_projection(width: int, table_width: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(width, table_width) / math.sqrt(width))
 
 
-def _table_widths(first: int, division: int, num_clusters: int) -> list[int]:
+def narrowing_widths(first: int, division: int, num_clusters: int) -> list[int]:
+    """The widths of the clusters' tables, each `division` times narrower than the one before."""
     widths = [first // division**number for number in range(num_clusters)]
     if widths[-1] < 1:
         raise UserError(

@@ -95,20 +95,22 @@ def _slots(config: TransformerXLConfig, head_width: int) -> PersistentSlots | No
 def _embedding_and_head(
     config: XLVocabularyConfig, width: int, vocabulary_size: int
 ) -> tuple[AdaptiveEmbedding, AdaptiveSoftmaxHead]:
+    only_head = config.divided == "head"
     embedding = AdaptiveEmbedding(
         vocabulary_size,
         width,
         cutoffs=config.cutoffs,
-        division=config.division,
+        division=1 if only_head else config.division,
         table_width=config.table_width,
-        one_table=config.division == 1,
+        one_table=only_head or config.division == 1,
     )
-    first, rest = config.tied_projections == "all", config.tied_projections != "none"
+    tied = "none" if only_head else config.tied_projections
     head = AdaptiveSoftmaxHead(
         embedding,
         tie_tables=config.tied,
-        tie_projections=[first] + [rest] * len(config.cutoffs),
+        tie_projections=[tied == "all"] + [tied != "none"] * len(config.cutoffs),
         cluster_order=config.cluster_order,
+        division=config.division if only_head else None,
     )
     return embedding, head
 
