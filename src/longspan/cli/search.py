@@ -71,9 +71,10 @@ def _show(folder: RunFolder, top: int) -> None:
         print(f"pattern        {pattern}  probability {probability:.4f}")
     print("\n".join(final_figures(final, folder.tokenizer())))
     for split in SCORED:
+        hard, soft = final[split]["loss"], final[split]["soft"]["loss"]
         print(
-            f"loss           {final[split]['loss']:.4f} hard, {final[split]['soft']['loss']:.4f} soft "
-            f"on the {split} split; the other figures are hard"
+            f"loss           {hard:.4f} as {findings.pattern} alone (hard, as all above), "
+            f"{soft:.4f} as the mixture (soft) on the {split} split"
         )
     print(f"picture        {picture}\nanimation      {animation}")
     print(f"recipe         {recipe}: train it from scratch with 'longspan train {recipe}'")

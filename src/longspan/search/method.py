@@ -12,6 +12,7 @@ from longspan.config import RunConfig, SearchConfig, StageConfig
 from longspan.errors import UserError
 from longspan.evaluation import Score
 from longspan.models import LanguageModel, Supernet
+from longspan.models.latency import measure_costs
 from longspan.optim import build_optimizers
 from longspan.training import Method
 
@@ -34,6 +35,7 @@ class Searching(Method):
         super().__init__(model, config)
         assert isinstance(model, Supernet)
         assert config.search is not None
+        measure_costs(model, config)  # here, where the model is on its device; a checkpoint brings its own
         self._supernet, self._search = model, config.search
         self._apart = model.architecture_parameters() if config.search.updates == "alternate" else []
         self._of_architecture = [_adam(self._apart, config.search)] if self._apart else []
