@@ -75,6 +75,15 @@ def test_the_time_with_given_constants(capsys):
     assert "of a plain softmax's 2.000" in shown
 
 
+@pytest.mark.usefixtures("folder")
+def test_where_no_product_is_large_enough_all_cost_the_same(capsys):
+    words = ["cutoffs", "--counts", "counts.txt", "--clusters", "4", "--cost", "time", "--tokens", "10"]
+    assert main([*words, "--constants", "0,1e-6,5e6"]) == 0
+    shown = capsys.readouterr().out
+    assert table_in(shown)["model"]["vocabulary"]["cutoffs"] == [1, 2, 3]
+    assert "20,000.000 ms per 10 tokens, 400.00% of a plain softmax's 5,000.000" in shown
+
+
 @pytest.mark.usefixtures("folder", "quick_measurement")
 def test_measured_constants_are_told_and_can_be_given_again(capsys):
     words = ["cutoffs", "--counts", "counts.txt", "--clusters", "3", "--cost", "time"]

@@ -6,7 +6,7 @@ import argparse
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from longspan.cli.console import say, show_table
 from longspan.cli.tokenizer_options import add_tokenizer_options, tokenizer_config
@@ -70,13 +70,14 @@ def run(args: argparse.Namespace) -> None:
     )
     cutoffs = best_cutoffs(cost)
     say(f"found in {time.perf_counter() - begun:.2f} s")
-    _show_clusters(cost, counts, cutoffs)
-    scores = cost.total(cutoffs) / cost.num_tokens
+    clusters = _clusters(counts, cutoffs)
+    (whole,) = _clusters(counts, ())
+    _show(whole, clusters)
     if product is None:
-        _compare(scores, cost.num_words, "scores per token")
+        _compare(cost.total(cutoffs) / cost.num_tokens, cost.num_words, "scores per token")
     else:
-        adaptive = args.clusters * product.constant + product.per_score * tokens * scores
-        _compare(1e3 * adaptive, 1e3 * product.seconds(cost.num_words * tokens), f"ms per {tokens:,} tokens")
+        adaptive, plain = _milliseconds(product, tokens, clusters), _milliseconds(product, tokens, [whole])
+        _compare(adaptive, plain, f"ms per {tokens:,} tokens")
     print(f"\n[model.vocabulary]\ncutoffs = {list(cutoffs)}\n")
     print(f"or: longspan train RECIPE --model.vocabulary.cutoffs '{list(cutoffs)}'")
 
@@ -149,12 +150,32 @@ def _measured(args: argparse.Namespace) -> ProductTime:
     return product
 
 
-def _show_clusters(cost: Cost, counts: list[int], cutoffs: tuple[int, ...]) -> None:
-    print(f"{cost.num_words:,} words, {cost.num_tokens:,} tokens")
+class _Cluster(NamedTuple):
+    start: int
+    words: int
+    tokens: int
+
+
+def _clusters(counts: list[int], cutoffs: tuple[int, ...]) -> list[_Cluster]:
+    bounds = pairwise((0, *cutoffs, len(counts)))
+    return [_Cluster(start, end - start, sum(counts[start:end])) for start, end in bounds]
+
+
+def _milliseconds(product: ProductTime, tokens: int, clusters: list[_Cluster]) -> float:
+    """Expected time of all products for a block: the first for all tokens, the others for their share."""
+    first, *further = clusters
+    total = sum(cluster.tokens for cluster in clusters)
+    scores: list[float] = [(first.words + len(further)) * tokens]
+    scores += [cluster.words * tokens * cluster.tokens / total for cluster in further]
+    return 1e3 * sum(map(product.seconds, scores))
+
+
+def _show(whole: _Cluster, clusters: list[_Cluster]) -> None:
+    print(f"{whole.words:,} words, {whole.tokens:,} tokens")
     rows = []
-    for number, (start, end) in enumerate(pairwise((0, *cutoffs, cost.num_words)), start=1):
-        share, mass = (end - start) / cost.num_words, sum(counts[start:end]) / cost.num_tokens
-        rows.append((str(number), f"{start:,}", f"{end - start:,}", f"{share:.2%}", f"{mass:.2%}"))
+    for number, (start, words, tokens) in enumerate(clusters, start=1):
+        shares = f"{words / whole.words:.2%}", f"{tokens / whole.tokens:.2%}"
+        rows.append((str(number), f"{start:,}", f"{words:,}", *shares))
     show_table(("cluster", "from", "words", "share of words", "share of tokens"), rows, numbers=True)
 
 

@@ -60,7 +60,7 @@ class Cost(ABC):
 
     @abstractmethod
     def first(self, ends: Integers) -> Integers:
-        """The cost of the cluster of the most frequent words, if it has so many."""
+        """The cost of the first cluster, for each place where it may end."""
 
     @abstractmethod
     def further(self, starts: Integers, ends: Integers) -> Integers:
@@ -68,7 +68,7 @@ class Cost(ABC):
 
     def total(self, cutoffs: Sequence[int]) -> int:
         """The cost of the vocabulary cut at these places."""
-        bounds = np.array([*cutoffs, self.num_words])
+        bounds = np.array([*cutoffs, self.num_words], dtype=np.int64)
         return int(self.first(bounds[:1]).sum() + self.further(bounds[:-1], bounds[1:]).sum())
 
 
@@ -105,8 +105,8 @@ def best_cutoffs(cost: Cost) -> tuple[int, ...]:
     size, clusters = cost.num_words, cost.num_clusters
     if clusters == 1:
         return ()
-    places = np.arange(size + 1)
-    # Cheapest from a word to the end, in one cluster, then two, and so on.
+    places = np.arange(size + 1, dtype=np.int64)
+    # rest[i]: the least cost of the words from i on, in one cluster, then in two, and so on.
     rest = cost.further(places, np.full_like(places, size))
     rounds = []
     for number in range(2, clusters):
