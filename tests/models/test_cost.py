@@ -12,14 +12,17 @@ from longspan.config import (
     AdaptiveSpanConfig,
     AllAttentionConfig,
     ModelConfig,
+    RunConfig,
+    SearchConfig,
     ShaRnnConfig,
     SpanConfig,
+    TrainingConfig,
     TransformerXLConfig,
     VocabularyConfig,
 )
 from longspan.config.transformer_xl import XLVocabularyConfig
 from longspan.heads import Head
-from longspan.models import build
+from longspan.models import Supernet, build, build_run
 from longspan.models.cost import Shape, flops, model_flops
 
 V, D, H, K, T, B = 13, 12, 3, 4, 5, 2
@@ -106,3 +109,14 @@ def test_a_model_costs_what_its_parts_cost() -> None:
     model = build(dataclasses.replace(XL, pattern="sff"), V)
     parts = [model.embedding, *model.blocks, model.head]
     assert model_flops(model, SHAPE) == sum(flops(part, SHAPE) for part in parts)
+
+
+def test_a_supernet_costs_all_its_candidates_and_charges_for_each() -> None:
+    training = TrainingConfig(batch_size=B, block_length=T)
+    search = SearchConfig(num_blocks=2, candidates="fs")
+    model = build_run(RunConfig(model=XL, search=search, training=training), V)
+    assert isinstance(model, Supernet)
+    both = build(dataclasses.replace(XL, pattern="sf"), V)
+    attention, feed_forward = (flops(block, SHAPE) for block in both.blocks)
+    assert model_flops(model, SHAPE) - model_flops(both, SHAPE) == pytest.approx(attention + feed_forward)
+    assert model.costs_K.tolist() == pytest.approx([feed_forward, attention])

@@ -16,6 +16,7 @@ from longspan.config import RunConfig, StageConfig, schema
 from longspan.data import corpora, prepare
 from longspan.errors import UserError
 from longspan.models import build
+from longspan.models.cost import Shape, model_flops
 from longspan.runs import RunFolder, checkpoint
 from longspan.training import Diverged, Interrupted, PlainReporter, Reporter, loop, resume, train
 from longspan.training.loop import Loop
@@ -368,9 +369,12 @@ def test_plain_lines_for_a_log(text: Path, tmp_path: Path, capsys: pytest.Captur
     train(config, tmp_path / "run", reporter=PlainReporter())
     lines = capsys.readouterr().out.splitlines()
     tokens = len(prepare(config.data).splits["train"])
-    size = sum(parameter.numel() for parameter in build(config.model, 256).parameters())
+    model = build(config.model, 256)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    flops = model_flops(model, Shape(config.training.batch_size, config.training.block_length))
     assert lines[lines.index(next(line for line in lines if line.startswith("step"))) - 1] == (
-        f"small: {size:,} parameters on cpu in float32, {tokens:,} tokens to train on, "
+        f"small: {size:,} parameters, {flops / 1e6:.1f} MFLOPs per token forward; on cpu in float32, "
+        f"{tokens:,} tokens to train on, "
         f"run folder {tmp_path / 'run'}"
     )
     assert any(line.startswith("step 7  loss ") and "bits/byte" in line for line in lines)

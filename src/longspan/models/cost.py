@@ -20,6 +20,7 @@ from longspan.layers.embeddings import AdaptiveEmbedding
 from longspan.layers.positions import NoPositions, SinusoidDistances
 from longspan.layers.recurrent import Recurrent
 from longspan.layers.sha_attention import SingleHeadAttention
+from longspan.layers.stochastic import StochasticBlock
 from longspan.models.interface import LanguageModel
 from longspan.models.stack import Stack
 
@@ -77,6 +78,11 @@ def _(block: SingleHeadAttention, shape: Shape) -> float:
 @flops.register
 def _(block: Recurrent, shape: Shape) -> float:
     return sum(2.0 * weight.numel() for weight in block.lstm.parameters() if weight.ndim == 2)
+
+
+@flops.register
+def _(block: StochasticBlock, shape: Shape) -> float:
+    return sum(flops(candidate, shape) for candidate in block.candidates.values())
 
 
 @flops.register

@@ -14,6 +14,7 @@ from longspan.data import TokenizedCorpus, check_fits, corpora, prepare, registr
 from longspan.errors import UserError
 from longspan.evaluation.protocols import PROTOCOLS
 from longspan.models import LanguageModel, build_run
+from longspan.models.cost import Shape, model_flops
 from longspan.runs import Checkpoint, RunFolder, checkpoint, pick_device
 from longspan.runs.environment import differences, environment
 from longspan.training.loop import Loop
@@ -107,10 +108,13 @@ def _run(
 
 
 def _summary(folder: RunFolder, corpus: TokenizedCorpus, model: LanguageModel, device: torch.device) -> str:
-    config = folder.config
+    config, training = folder.config, folder.config.training
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    flops = model_flops(model, Shape(training.batch_size, training.block_length))
+    pattern = getattr(config.model, "pattern", None)
     return (
-        f"{config.name}: {num_parameters:,} parameters on {device} in {config.training.precision}, "
+        f"{config.name}: {num_parameters:,} parameters, {flops / 1e6:,.1f} MFLOPs per token forward"
+        f"{f', pattern {pattern}' if pattern else ''}; on {device} in {training.precision}, "
         f"{len(corpus.splits['train']):,} tokens to train on, run folder {folder.path}"
     )
 
