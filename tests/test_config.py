@@ -38,6 +38,7 @@ def changed(**changes: str) -> RunConfig:
         ("model.dropout", "-0.1", "dropout and embedding_dropout must be at least 0 and below 1"),
         ("model.embedding-dropout", "1.5", "dropout and embedding_dropout must be at least 0 and below 1"),
         ("model.span.penalty", "-1e-6", "penalty must not be negative"),
+        ("model.span.renormalise", "false", 'without renormalise, softmax_over must be "layer"'),
         ("evaluation.batch-size", "0", "evaluation: batch_size must be at least 1"),
         ("evaluation.block-length", "0", "evaluation: block_length must be at least 1"),
         ("evaluation.max-tokens", "-5", "evaluation: max_tokens must be at least 1"),
