@@ -11,7 +11,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from longspan.layers.block import Block
 from longspan.layers.temperature import Temperature
@@ -68,7 +67,7 @@ class StochasticBlock(Block):
         w_K = ((self.logits_K + gumbel_K) / tau).softmax(dim=0)
         if self.sampling == "soft":
             return w_K
-        one_hot_K = F.one_hot(w_K.argmax(), len(w_K)).to(w_K.dtype)
+        one_hot_K = torch.zeros_like(w_K).scatter(0, w_K.argmax(dim=0, keepdim=True), 1.0)
         return one_hot_K + (w_K - w_K.detach())
 
     def _blocks(self) -> dict[str, Block]:
