@@ -124,8 +124,7 @@ def _checkpoint(folder: RunFolder, which: Literal["best", "last"]) -> Path:
             f'there is no checkpoint {path}; use --checkpoint {other} (in Python: which="{other}")'
         )
     raise UserError(
-        f"there is no checkpoint {path}: the run has saved nothing yet; "
-        f"go on with 'longspan train --resume {folder.path}'"
+        f"there is no checkpoint {path}: the run has saved nothing yet; go on with '{folder.resume_command}'"
     )
 
 

@@ -66,8 +66,12 @@ def test_search_then_train_what_was_found(recipe: str, capsys: pytest.CaptureFix
     assert (run / "architecture.png").read_text() == "mine"
     assert all((run / name).is_file() for name in WRITTEN)
 
+    assert main(["search", recipe, "--out", str(run)]) == 1
+    assert f"go on with 'longspan search --resume {run}'" in capsys.readouterr().err
+
     # The same weights serve every command that takes a run.
     assert main(["eval", str(run), "--max-tokens", "50"]) == 0
+    assert "every block is the mixture of its candidates (soft)" in capsys.readouterr().out
     assert main(["generate", str(run), "--tokens", "5"]) == 0
 
 

@@ -75,7 +75,10 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(where | score.figures(), indent=2))
     else:
-        print(_as_text(score, where, lost_text(lm.tokenizer, [(score.unknown, score.tokens)])))
+        notes = lost_text(lm.tokenizer, [(score.unknown, score.tokens)])
+        if lm.config.search is not None:
+            notes.append("a search: every block is the mixture of its candidates (soft)")
+        print(_as_text(score, where, notes))
 
 
 def _overrides(args: argparse.Namespace) -> dict[str, str]:

@@ -49,7 +49,7 @@ class RunFolder:
     def must_be_new(path: Path) -> None:
         if path.exists():
             is_run = (path / "config.toml").is_file()
-            hint = f", or go on with 'longspan train --resume {path}'" if is_run else ""
+            hint = f", or go on with '{RunFolder(path).resume_command}'" if is_run else ""
             raise UserError(f"{path} exists already; choose another folder with --out{hint}")
 
     @staticmethod
@@ -66,6 +66,11 @@ class RunFolder:
         """What the run was told to do."""
         source = self.path / "config.toml"
         return RunConfig.from_toml(source.read_bytes(), str(source))
+
+    @property
+    def resume_command(self) -> str:
+        """What goes on with the run."""
+        return f"longspan {'train' if self.config.search is None else 'search'} --resume {self.path}"
 
     @property
     def environment(self) -> dict[str, Any]:
