@@ -41,4 +41,5 @@ def run(args: argparse.Namespace) -> None:
 
     file, out = Path(args.file), Path(args.out)
     import_run(file, args.kind, out, args.data, args.config, progress=say)
-    print(f"{out}: try 'longspan eval {out}' or 'longspan generate {out}'")
+    text = "" if args.data else " --data NUMBERS.txt"
+    print(f"{out}: try 'longspan eval {out}{text}' or 'longspan generate {out}'")
