@@ -289,3 +289,20 @@ def test_what_is_no_number_of_a_token(tmp_path, text):
     with pytest.raises(UserError) as caught:
         fit_tokenizer(TokenizerConfig(kind="number"), corpus).encode(text)
     assert len(str(caught.value)) < 120
+
+
+def test_frequent_pieces_come_first_and_bytes_last(tmp_path):
+    """An adaptive softmax cuts the vocabulary by number: the first cluster must be what is frequent."""
+    text = ("the cat sat on the mat and the dog sat on the log\n" * 40).encode()
+    tokenizer = fit_tokenizer(
+        TokenizerConfig(kind="sentencepiece", vocabulary_size=300), corpus_of(tmp_path, train=text)
+    )
+    spare = 256 + 1  # the bytes, and the piece that is never used
+    words = tokenizer.vocabulary_size - spare
+    ids = tokenizer.encode(text.decode())
+    assert ids.max() < words
+    assert tokenizer.decode(ids) == text.decode()
+    assert sorted(tokenizer.pieces()[-256:]) == [bytes([byte]) for byte in range(256)]
+    assert tokenizer.encode("\u0416").tolist() == [
+        tokenizer.vocabulary_size - 256 + byte for byte in (0xD0, 0x96)
+    ]

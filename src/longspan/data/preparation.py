@@ -20,7 +20,7 @@ from longspan.errors import UserError
 from longspan.files import whole_file, whole_folder
 
 # Part of every fingerprint: raise it when the same text and settings would give other tokens.
-_VERSION = 1
+_VERSION = 2
 _FACTS = "corpus.json"
 
 

@@ -31,7 +31,11 @@ _BLANK = "\u2581"  # how SentencePiece writes a blank
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A token is a piece of a unigram model."""
+    """A token is a piece of a unigram model, the likeliest first.
+
+    SentencePiece itself puts the bytes first, which hardly any text needs. Here they are last: a softmax that
+    is cut by frequency finds the frequent pieces where it looks for them.
+    """
 
     form = kind = "sentencepiece"
 
@@ -39,6 +43,8 @@ class SentencePieceTokenizer(Tokenizer):
         self.model = model
         self.lowercase = lowercase
         self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._order = sorted(range(self.vocabulary_size), key=self._is_spare)
+        self._token_of = np.argsort(self._order).astype(np.int32)
 
     @staticmethod
     def fit(config: TokenizerConfig, corpus: Corpus) -> SentencePieceTokenizer:
@@ -75,13 +81,13 @@ class SentencePieceTokenizer(Tokenizer):
     def encode(self, text: str) -> Ids:
         text = readable(text.lower() if self.lowercase else text)
         ids = chain.from_iterable(self._pieces.encode(lines(text)))
-        return np.fromiter(ids, dtype=np.int32)
+        return self._token_of[np.fromiter(ids, dtype=np.int32)]
 
     def encode_split(self, chunks: Iterable[bytes]) -> Iterator[Ids]:
         return map(self.encode, whole_lines(decoded(chunks)))
 
     def pieces(self) -> list[bytes]:
-        return [self._bytes_of(token) for token in range(self.vocabulary_size)]
+        return [self._bytes_of(number) for number in self._order]
 
     def settings(self) -> dict[str, Any]:
         return {"lowercase": self.lowercase}
@@ -94,9 +100,12 @@ class SentencePieceTokenizer(Tokenizer):
     def from_settings(cls, settings: dict[str, Any], folder: Path) -> SentencePieceTokenizer:
         return cls((folder / _MODEL).read_bytes(), lowercase=settings["lowercase"])
 
-    def _bytes_of(self, token: int) -> bytes:
-        piece = self._pieces.id_to_piece(token)
-        if self._pieces.is_byte(token):
+    def _is_spare(self, number: int) -> bool:
+        return bool(self._pieces.is_byte(number) or self._pieces.is_unknown(number))
+
+    def _bytes_of(self, number: int) -> bytes:
+        piece = self._pieces.id_to_piece(number)
+        if self._pieces.is_byte(number):
             return bytes([int(piece[1:-1], 16)])  # <0x0A>
         return str(piece).replace(_BLANK, " ").encode()
 
