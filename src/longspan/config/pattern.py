@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from longspan.config.words import shown
+
 LETTERS = {"s": "attention", "f": "feed-forward", "i": "identity"}
 
 
@@ -12,4 +14,6 @@ def check_pattern(pattern: str, name: str = "pattern") -> None:
         raise ValueError(f"{name} has no blocks: give one letter for each, of {known}")
     unknown = next((letter for letter in pattern if letter not in LETTERS), None)
     if unknown is not None:
-        raise ValueError(f"{name} '{pattern}' has an unknown letter '{unknown}': the letters are {known}")
+        raise ValueError(
+            f"{name} {shown(pattern)} has an unknown letter {shown(unknown)}: the letters are {known}"
+        )
