@@ -117,7 +117,8 @@ class Attention(Block):
             new = _packed(k_BHTK, v_BHTK, [len(heads) for heads in groups])
             remembered: dict[str, State | Tensor] = {"past": _numbered(map(self._append, past, new, reaches))}
         else:
-            new_BTD = h_BTD if self.norm_recalled else x_BTD
+            # Of what is only projected again, no more needs to be kept than the projection reads.
+            new_BTD = h_BTD if self.norm_recalled else x_BTD.to(k_BHTK.dtype)
             remembered = {"memory": self._append(state.tensor("memory"), new_BTD)}
         after = State(remembered | self._count(state, new_tokens=h_BTD.shape[1]))
         return (h_BTD + out_BTD if self.norm_first else self.norm(h_BTD + out_BTD)), after
@@ -146,7 +147,8 @@ class Attention(Block):
     def _append(self, old: Tensor, new: Tensor, reach: int | None = None) -> Tensor:
         """What is remembered, with the new rows: as many as the memory holds, or as a group of heads sees."""
         length = self.span.memory_length
-        return _last(torch.cat([old, new], dim=1), length if reach is None else min(length, reach))
+        both = torch.cat([old.to(new.dtype), new], dim=1)
+        return _last(both, length if reach is None else min(length, reach))
 
     def _filled(self, state: State) -> Tensor:
         """How many rows of the memory are there."""

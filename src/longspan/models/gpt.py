@@ -15,6 +15,7 @@ same text with the same result.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +69,9 @@ class StackInContexts(Stack):
     """A stack for which a row that has read a full `context` begins again, as a new text does."""
 
     context: int
+
+    def shape_key(self) -> Hashable | None:
+        return None
 
     def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
         # One copy to the host says where contexts end: blocks are cut there, each row at its own ends.

@@ -7,6 +7,7 @@ Shapes: B batch, T block, D width, V vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -44,6 +45,13 @@ class LanguageModel(nn.Module, ABC):
     def decoding_state(self, state: State) -> State:
         """The same state in the form that makes single tokens cheap while the weights stay fixed."""
         return state
+
+    def shape_key(self) -> Hashable | None:
+        """What decides, besides the shapes that go in, which operations `forward` runs on which shapes.
+
+        While it stays the same a recording of them may be replayed; None if `forward` asks the device.
+        """
+        return ()
 
     def penalties(self) -> dict[str, Tensor]:
         """Named terms added to the training loss and to nothing else."""

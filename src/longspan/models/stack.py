@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,6 +60,9 @@ class Stack(LanguageModel):
     def decoding_state(self, state: State) -> State:
         blocks = state.branch("blocks")
         return self._each_block(lambda block, name: block.decoding_state(blocks.branch(name)))
+
+    def shape_key(self) -> Hashable | None:
+        return tuple((span.windows, span.memory_length) for span in self._learned_spans())
 
     def penalties(self) -> dict[str, Tensor]:
         spans = self._learned_spans()

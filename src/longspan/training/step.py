@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from longspan.models.interface import LanguageModel
 from longspan.state import State
+from longspan.training.graphs import RecordedModel
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -20,8 +21,8 @@ class Updater:
 
     The batch runs in `micro_batches` pieces, each some of the lanes: gradients add up to those of the
     whole batch, and only the memory of one piece is held. The loss stays on the device; what does wait for
-    it is the copy of the block, the scaler of fp16, which must know whether gradients overflowed, and
-    `after_update` of a model that sizes its memory by what it has learned.
+    it is the scaler of fp16, which must know whether gradients overflowed, and `after_update` of a model that
+    sizes its memory by what it has learned. On a GPU a batch in one piece is read by a `RecordedModel`.
     """
 
     def __init__(
@@ -36,6 +37,8 @@ class Updater:
         self.device = next(model.parameters()).device
         self.dtype = _AUTOCAST.get(precision)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+        can_record = self.device.type == "cuda" and micro_batches == 1
+        self._recorded = RecordedModel(model) if can_record else None
 
     def update(
         self,
@@ -68,15 +71,15 @@ class Updater:
 
     def gradients(self, tokens_BT: Tensor, targets_BT: Tensor, state: State) -> tuple[Tensor, State]:
         """Add the gradients of (mean nats per token + penalties) to the parameters."""
-        tokens_BT, targets_BT = tokens_BT.to(self.device), targets_BT.to(self.device)
+        tokens_BT, targets_BT = self._on_device(tokens_BT), self._on_device(targets_BT)
         batch_size = tokens_BT.shape[0]
         edges = [batch_size * i // self.micro_batches for i in range(self.micro_batches + 1)]
         nats = torch.zeros((), device=self.device)
         after: list[State] = []
         for first, end in itertools.pairwise(edges):
             lanes = slice(first, end)
+            hidden_BTD, new_state = self._read(tokens_BT[lanes], state.select(lanes))
             with self._autocast():
-                hidden_BTD, new_state = self.model(tokens_BT[lanes], state.select(lanes))
                 nll_BT = self.model.head.nll(hidden_BTD, targets_BT[lanes])
             piece = nll_BT.sum()
             loss = piece / targets_BT.numel()
@@ -86,6 +89,19 @@ class Updater:
             nats = nats + piece.detach()
             after.append(new_state.detach())
         return nats, after[0] if len(after) == 1 else State.join(after)
+
+    def _read(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
+        if self._recorded is not None:
+            return self._recorded(tokens_BT, state, self._autocast())
+        with self._autocast():
+            hidden_BTD, after = self.model(tokens_BT, state)
+        return hidden_BTD, after
+
+    def _on_device(self, block_BT: Tensor) -> Tensor:
+        """Copied from pinned memory, so that nobody waits for it."""
+        if self.device.type != "cuda":
+            return block_BT.to(self.device)
+        return block_BT.pin_memory().to(self.device, non_blocking=True)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None)

@@ -273,7 +273,7 @@ def query_gradient_kernel(
             )
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             seen = _visible(t[:, None], j[None, :], window, filled, FIRST, HAS_FILLED) & (t < T)[:, None]
-            r_at = r_base + t[:, None].to(tl.int64) * r_row - distance
+            r_at = r_base + t[:, None].to(tl.int64) * r_row + (j[None, :] - t[:, None])
             if HAS_POSITIONS:
                 s += tl.load(R + r_at, mask=seen, other=0.0).to(tl.float32)
             a = tl.where(seen, tl.exp2(s * (scale * LOG2E) - lse[:, None]), 0.0)
@@ -390,7 +390,7 @@ def key_gradient_kernel(
             seen = _visible(t[:, None], j[None, :], window, filled, FIRST, HAS_FILLED) & (t < T)[:, None]
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             if HAS_POSITIONS:
-                r_at = r_base + t[:, None].to(tl.int64) * r_row - distance
+                r_at = r_base + t[:, None].to(tl.int64) * r_row + (j[None, :] - t[:, None])
                 s += tl.load(R + r_at, mask=seen, other=0.0).to(tl.float32)
             a = tl.where(seen, tl.exp2(s * (scale * LOG2E) - lse[:, None]), 0.0)
             dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)

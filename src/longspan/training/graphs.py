@@ -1,0 +1,117 @@
+"""Steps on a GPU without the time it takes to launch them: the passes through the model are recorded once.
+
+A CUDA graph repeats the same operations on the same memory. So a recording is good as long as the shapes that
+go in and the model's `shape_key` stay the same: when they have for a few steps, forward and backward pass are
+recorded, and then replayed until something changes. A replay draws the random numbers that launching would
+have drawn, so a run goes through the same weights whenever its recordings are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from longspan.models.interface import LanguageModel
+from longspan.state import State
+
+STEADY = 3  # steps of one key before it is worth a recording
+
+
+class RecordedModel:
+    """`model(tokens, state)`, replayed where it can be.
+
+    Gradients go to the parameters as always. What comes out of a replay lies in memory of the recording: it
+    holds until the next call.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        self._key: Hashable = None
+        self._seen = 0
+        self._recording: _Recording | None = None
+
+    def __call__(
+        self, tokens_BT: Tensor, state: State, autocast: AbstractContextManager[Any]
+    ) -> tuple[Tensor, State]:
+        own = self.model.shape_key()
+        if own is None:
+            return self._launched(tokens_BT, state, autocast)
+        shapes = {name: tuple(leaf.shape) for name, leaf in state.flatten().items()}
+        key = (own, tuple(tokens_BT.shape), tuple(shapes.items()))
+        if key != self._key:
+            self._key, self._seen, self._recording = key, 0, None
+        self._seen += 1
+        if self._seen <= STEADY:
+            return self._launched(tokens_BT, state, autocast)
+        if self._recording is None:
+            torch.cuda.empty_cache()  # a recording has memory of its own
+            self._recording = _Recording(self.model, tokens_BT, state, autocast)
+        return self._recording(tokens_BT, state)
+
+    def _launched(
+        self, tokens_BT: Tensor, state: State, autocast: AbstractContextManager[Any]
+    ) -> tuple[Tensor, State]:
+        with autocast:
+            hidden_BTD, after = self.model(tokens_BT, state)
+        return hidden_BTD, after
+
+
+class _Recording:
+    """One forward and one backward pass."""
+
+    def __init__(
+        self, model: LanguageModel, tokens_BT: Tensor, state: State, autocast: AbstractContextManager[Any]
+    ) -> None:
+        self.tokens_BT, self.state = tokens_BT.clone(), state.map(torch.clone)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.forward_graph), autocast:
+            self.hidden_BTD, after = model(self.tokens_BT, self.state)
+        self.after = after.detach()
+        self.dhidden_BTD = torch.empty_like(self.hidden_BTD)
+        with torch.cuda.graph(self.backward_graph, pool=self.forward_graph.pool()):
+            self.gradients = torch.autograd.grad(
+                self.hidden_BTD, self.parameters, self.dhidden_BTD, allow_unused=True
+            )
+        self.hidden_BTD = self.hidden_BTD.detach()
+
+    def __call__(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
+        self.tokens_BT.copy_(tokens_BT)
+        inputs = self.state.flatten()
+        for name, leaf in state.flatten().items():
+            inputs[name].copy_(leaf)
+        self.forward_graph.replay()
+        # Autograd calls `_Replayed.backward` if anything that went in wants a gradient: a parameter does.
+        hidden_BTD: Tensor = _Replayed.apply(self.parameters[0], self)  # type: ignore[no-untyped-call]
+        return hidden_BTD, self.after
+
+    def backward(self, dhidden_BTD: Tensor) -> None:
+        """Replay, and add the gradients to what the parameters have from elsewhere."""
+        self.dhidden_BTD.copy_(dhidden_BTD)
+        self.backward_graph.replay()
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+            if gradient is not None:
+                _accumulate(parameter, gradient)
+
+
+def _accumulate(parameter: nn.Parameter, gradient: Tensor) -> None:
+    if parameter.grad is None:
+        parameter.grad = gradient
+    else:
+        parameter.grad += gradient
+
+
+class _Replayed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, _: Tensor, recording: _Recording) -> Tensor:
+        ctx.recording = recording
+        return recording.hidden_BTD.view_as(recording.hidden_BTD)
+
+    @staticmethod
+    def backward(ctx: Any, dhidden_BTD: Tensor) -> tuple[None, None]:
+        ctx.recording.backward(dhidden_BTD)
+        return None, None
