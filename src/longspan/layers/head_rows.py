@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+import torch
 from torch import Tensor
 
 
 def of_heads(x: Tensor, heads: list[int]) -> Tensor:
     """The rows of some heads in this order; all heads in their own order need no copy."""
-    return x if heads == list(range(x.shape[0])) else x[heads]
+    if heads == list(range(x.shape[0])):
+        return x
+    return x.index_select(0, _index(tuple(heads), x.device))
+
+
+@lru_cache(maxsize=1024)
+def _index(heads: tuple[int, ...], device: torch.device) -> Tensor:
+    """Kept on the device: a copy to it would have to wait, and could not be recorded."""
+    with torch.inference_mode(False):  # whoever asks first, training will want it too
+        return torch.tensor(heads, device=device)

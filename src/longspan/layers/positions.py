@@ -102,7 +102,7 @@ class SinusoidDistances(Positions):
 
     def terms(self, q_BHTK: Tensor, window: int, heads: list[int]) -> Terms:
         u_HK, v_HK = (x.to(q_BHTK.dtype) for x in (self._biases[0].content_HK, self._biases[0].distance_HK))
-        content_q, distance_q = q_BHTK + u_HK[heads, None], q_BHTK + v_HK[heads, None]
+        content_q, distance_q = (q_BHTK + of_heads(x_HK, heads)[:, None] for x_HK in (u_HK, v_HK))
         weight_GKD = of_heads(torch.unflatten(self.project.weight, 0, (self.num_heads, -1)), heads)
         head_width, width = weight_GKD.shape[1:]
         distance_W = torch.arange(window, device=weight_GKD.device).clamp(0, self.clamp)

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from longspan.layers.head_rows import of_heads
+
 
 class PersistentSlots(nn.Module):
     """Learned keys and values per head that stand beside the text in the same softmax.
@@ -25,6 +27,6 @@ class PersistentSlots(nn.Module):
         """Keys and values of some of the heads, as attention uses them."""
         num_slots, head_width = self.keys_HPK.shape[1:]
         return (
-            self.keys_HPK[heads] * math.sqrt(head_width),
-            self.values_HPK[heads] * math.sqrt(num_slots),
+            of_heads(self.keys_HPK, heads) * math.sqrt(head_width),
+            of_heads(self.values_HPK, heads) * math.sqrt(num_slots),
         )
