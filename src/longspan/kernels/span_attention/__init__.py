@@ -21,8 +21,8 @@ Not renormalised, a longer window leaves less for the span.
 `reference.py` is the specification, in loops; `eager.py` is the path in plain torch, for heads that share a
 window; `fused.py` runs all heads at once on a GPU. `span_attention` is the one door to them.
 
-Shapes: B batch, T block, M memory, S = M + T keys, H heads, G heads of a group, X = 2G, K head width, L longest
-distance, W window, P slots.
+Shapes: B batch, T block, M memory, S = M + T keys, H heads, G heads of a group, X = 2G, K head width,
+L longest distance, W window, P slots.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def span_attention(
     """
     fused = _fused_path() if q_BHTK.is_cuda and q_BHTK.dtype != torch.float64 else None
     if fused is not None and q_BHTK.shape[-1] <= fused.LARGEST_HEAD:
-        return fused.span_attention(  # type: ignore[no-any-return]
+        return fused.span_attention(
             q_BHTK,
             k_BHTK,
             v_BHTK,

@@ -1,8 +1,9 @@
 """Span attention on a GPU: the kernels of triton.py with the matrix products around them, and autograd.
 
 Heads come in groups that remember equally far. What a group remembers is one tensor of its keys and values;
-laid end to end they are the kernels' `PAST`. The term for the distance is made by one matrix product per group,
-as wide as the group's window, just before it is read, and made again for the backward pass: it is never kept.
+laid end to end they are the kernels' `PAST`. The term for the distance is made by one matrix product per
+group, as wide as the group's window, just before it is read, and made again for the backward pass: it is
+never kept.
 
 Shapes: as in the package, and G heads of a group, N = B x T, X = 2G (the keys of G heads, then their values).
 """
@@ -22,6 +23,9 @@ from longspan.kernels.span_attention import triton as kernels
 
 LARGEST_HEAD = 128
 
+# Of what is fixed when a kernel is compiled, what matters to slots: they have no distance.
+SLOT_CONSTANTS = ("WIDTH", "BK", "HAS_SPANS", "RENORMALISE", "HAS_DROPOUT", "PRECISION")
+
 
 class Group(NamedTuple):
     """Heads that lie side by side, the window their table of distances is made for, and where it begins."""
@@ -33,7 +37,7 @@ class Group(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where every head finds its past and its table, for the host and, as rows of 8 numbers, for the device."""
+    """Where every head finds its past and its table: for the host, and for the device in rows of 8."""
 
     groups: tuple[Group, ...]
     heads: Tensor
@@ -93,7 +97,7 @@ def span_attention(
     dropout: float = 0.0,
 ) -> Tensor:
     """As the door in the package describes it, [B, H, T, K]."""
-    batch, heads, block, width = q_BHTK.shape
+    batch, _, block, width = q_BHTK.shape
     dtype = q_BHTK.dtype
     pasts = tuple((kv_BMXK.shape[1], kv_BMXK.shape[2] // 2) for kv_BMXK in past)
     layout = _layout(tuple(windows), pasts, batch, block, width, q_BHTK.device)
@@ -157,8 +161,8 @@ class _SpanAttention(torch.autograd.Function):
             BM=tile_queries, BN=tile_keys, num_warps=warps, num_stages=stages,
         )  # fmt: skip
         ctx.save_for_backward(
-            q_BHTK, k_BHTK, v_BHTK, past, position_q, position_keys, slot_k_HPK, slot_v_HPK, spans_H, filled_B,
-            out_BHTK, lse_BHT, total_BHT, seed,
+            q_BHTK, k_BHTK, v_BHTK, past, position_q, position_keys, slot_k_HPK, slot_v_HPK, spans_H,
+            filled_B, out_BHTK, lse_BHT, total_BHT, seed,
         )  # fmt: skip
         ctx.layout, ctx.options = layout, options
         return out_BHTK
@@ -166,8 +170,8 @@ class _SpanAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout_BHTK: Tensor) -> tuple[Tensor | None, ...]:
         (
-            q_BHTK, k_BHTK, v_BHTK, past, position_q, position_keys, slot_k_HPK, slot_v_HPK, spans_H, filled_B,
-            out_BHTK, lse_BHT, total_BHT, seed,
+            q_BHTK, k_BHTK, v_BHTK, past, position_q, position_keys, slot_k_HPK, slot_v_HPK, spans_H,
+            filled_B, out_BHTK, lse_BHT, total_BHT, seed,
         ) = ctx.saved_tensors  # fmt: skip
         layout, options = ctx.layout, ctx.options
         batch, heads, block, width = q_BHTK.shape
@@ -211,10 +215,11 @@ class _SpanAttention(torch.autograd.Function):
             sums = q_BHTK.new_empty(2, parts, *slot_k_HPK.shape, dtype=torch.float32)
             numbers.pop("ramp")
             kernels.slot_gradient_kernel[(slot_tiles, heads, parts)](
-                q_BHTK, slot_k_HPK, slot_v_HPK, dout_BHTK, lse_BHT, total_BHT, inner_BHT, seed, sums[0], sums[1],
+                q_BHTK, slot_k_HPK, slot_v_HPK, dout_BHTK, lse_BHT, total_BHT, inner_BHT, seed,
+                sums[0], sums[1],
                 *_strides(q_BHTK, dout_BHTK),
                 batch, heads, block, num_slots, share, **numbers, **shape,
-                **{name: constants[name] for name in ("WIDTH", "BK", "HAS_SPANS", "RENORMALISE", "HAS_DROPOUT", "PRECISION")},
+                **{name: constants[name] for name in SLOT_CONSTANTS},
             )  # fmt: skip
             dslot_k, dslot_v = sums.sum(1).to(slot_k_HPK.dtype)
         dposition_q = dposition_keys = None

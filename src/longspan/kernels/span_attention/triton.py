@@ -11,9 +11,9 @@ once a tile of keys at a time for those of keys and values. Every program writes
 do not depend on the order in which programs run.
 
 Keys have two sources. `PAST` holds what each group of heads remembers, as long as that group needs it; the
-block's own keys follow. Both are addressed by position, negative in the past, so a loop is a source and a range.
-The term for the distance is a table R[t, c] that was made by matrix products, oldest distance first: position j
-of query t is its column j - t + constant, so a row of it lines up with a row of keys.
+block's own keys follow. Both are addressed by position, negative in the past, so a loop is a source and a
+range. The term for the distance is a table R[t, c] that was made by matrix products, oldest distance first:
+position j of query t is its column j - t + constant, so a row of it lines up with a row of keys.
 
 Shapes: as in the package; BM queries and BN keys in a tile, BK the head's width rounded up.
 """
@@ -199,7 +199,7 @@ def _score_gradient(
     """The gradient of the scores, from the softmax a, the gradient of the weights dw and <w, dw>."""
     if HAS_SPANS:
         if RENORMALISE:
-            # What the softmax takes back, <a, da>, cancels to 1e-8 <w, dw>; outside the span it is all there is.
+            # What the softmax takes back, <a, da>, cancels to 1e-8 <w, dw>: outside the span all there is.
             return a * (mask * (dw - inner) - EPS * inner) / total
         else:
             return a * (mask * dw - inner)
