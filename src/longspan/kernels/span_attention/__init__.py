@@ -19,7 +19,8 @@ except for the share that the 1e-8 gets: so heads may be grouped, and each group
 Not renormalised, a longer window leaves less for the span.
 
 `reference.py` is the specification, in loops; `eager.py` is the path in plain torch, for heads that share a
-window; `fused.py` runs all heads at once on a GPU. `span_attention` is the one door to them.
+window; `fused.py` runs all heads at once on a GPU; `padded.py` is the original's way, for comparison.
+`span_attention` is the one door to them, and `forced` holds it to one.
 
 Shapes: B batch, T block, M memory, S = M + T keys, H heads, G heads of a group, X = 2G, K head width,
 L longest distance, W window, P slots.
@@ -27,20 +28,38 @@ L longest distance, W window, P slots.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from itertools import groupby
 from types import ModuleType
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from longspan.kernels.span_attention import eager
+from longspan.kernels.span_attention import eager, padded
 from longspan.kernels.span_attention.mask import soft_mask
 
 SHORT = 128
 
-__all__ = ["head_groups", "soft_mask", "span_attention"]
+__all__ = ["forced", "head_groups", "soft_mask", "span_attention"]
+
+_forced: ContextVar[Literal["eager", "padded"] | None] = ContextVar("forced path", default=None)
+
+
+@contextmanager
+def forced(path: Literal["eager", "padded"] | None) -> Iterator[None]:
+    """Inside, every forward pass takes this path, wherever it runs; None is the choice of the door.
+
+    A state in its decoding form is good for the path that it was made for.
+    """
+    token = _forced.set(path)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
 
 
 def head_groups(windows_H: Sequence[int]) -> list[list[int]]:
@@ -49,6 +68,8 @@ def head_groups(windows_H: Sequence[int]) -> list[list[int]]:
     Heads of one group share the longest window among them, and the keys and values projected for it.
     Windows up to `SHORT` go together: cutting finer costs more in small operations than it saves.
     """
+    if _forced.get() == "padded":
+        return [list(range(len(windows_H)))]
     octave = {head: max(window - 1, SHORT - 1).bit_length() for head, window in enumerate(windows_H)}
     by_octave = sorted(octave, key=lambda head: (octave[head], head))
     return [list(heads) for _, heads in groupby(by_octave, key=octave.__getitem__)]
@@ -77,9 +98,9 @@ def span_attention(
     then their values, [B, M, X, K], oldest first. A head may be given the longest window of its group instead
     of its own. The rest is as `eager.span_attention` says, for all heads in their order.
     """
-    fused = _fused_path() if q_BHTK.is_cuda and q_BHTK.dtype != torch.float64 else None
-    if fused is not None and q_BHTK.shape[-1] <= fused.LARGEST_HEAD:
-        return fused.span_attention(
+    all_heads_at_once = padded if _forced.get() == "padded" else _fused_path(q_BHTK)
+    if all_heads_at_once is not None:
+        return all_heads_at_once.span_attention(
             q_BHTK,
             k_BHTK,
             v_BHTK,
@@ -123,8 +144,16 @@ def span_attention(
     return torch.cat(out, dim=1)
 
 
+def _fused_path(q_BHTK: Tensor) -> ModuleType | None:
+    """The kernels, for queries that they can take."""
+    if _forced.get() == "eager" or not q_BHTK.is_cuda or q_BHTK.dtype == torch.float64:
+        return None
+    fused = _kernels()
+    return fused if fused is not None and q_BHTK.shape[-1] <= fused.LARGEST_HEAD else None
+
+
 @cache
-def _fused_path() -> ModuleType | None:
+def _kernels() -> ModuleType | None:
     """The kernels, where Triton is installed."""
     try:
         from longspan.kernels.span_attention import fused

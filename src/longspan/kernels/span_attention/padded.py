@@ -1,0 +1,102 @@
+"""Span attention as the original code computes it: what benchmarks compare the other paths with.
+
+All heads get the longest window among them, scores of all T x (W + T) pairs of a query and a key are made and
+kept, and moved from key layout to distance layout and back by copies. Gradients come from autograd.
+
+Shapes: as in the package, and N = B x H (heads count as batch), R rows before the block that anybody sees,
+S = R + T, X = W + P.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from longspan.kernels.span_attention.mask import EPSILON, soft_mask
+
+
+def span_attention(
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    *,
+    past: Sequence[Tensor],
+    windows: Sequence[int],
+    position_keys: Tensor | None = None,
+    position_q: Tensor | None = None,
+    filled_B: Tensor | None = None,
+    slots: tuple[Tensor, Tensor] | None = None,
+    spans_H: Tensor | None = None,
+    ramp: int = 1,
+    renormalise: bool = True,
+    first_distance: int = 1,
+    dropout: float = 0.0,
+) -> Tensor:
+    """As the door says, for heads that all are in one group."""
+    (kv_BMXK,) = past
+    heads, block, width = q_BHTK.shape[1:]
+    window = max(windows)
+    past_k_BHMK, past_v_BHMK = kv_BMXK.transpose(1, 2).chunk(2, dim=1)
+    reach = window - 1 + first_distance
+    k_NSK, v_NSK = (
+        torch.cat([_last_rows(old.flatten(0, 1), reach), new.flatten(0, 1)], dim=1)
+        for old, new in ((past_k_BHMK, k_BHTK), (past_v_BHMK, v_BHTK))
+    )
+    q_NTK = q_BHTK.flatten(0, 1)
+    scores_NTX = _by_distance(q_NTK @ k_NSK.mT, window)
+    if position_keys is not None:
+        asked_BHTK = q_BHTK if position_q is None else position_q
+        position_keys_WK = position_keys[..., :window, :].flip(-2).to(asked_BHTK.dtype)
+        scores_NTX = scores_NTX + (asked_BHTK @ position_keys_WK.mT).flatten(0, 1)
+    if filled_B is not None:
+        scores_NTX = scores_NTX.masked_fill(_unfilled(filled_B, heads, block, window), -torch.inf)
+    if slots is not None:
+        slot_scores_BHTP = q_BHTK @ slots[0].to(q_BHTK.dtype).mT
+        scores_NTX = torch.cat([scores_NTX, slot_scores_BHTP.flatten(0, 1)], dim=-1)
+    weights_NTX = torch.softmax(scores_NTX / math.sqrt(width), dim=-1)
+    if spans_H is not None:
+        mask_HX = soft_mask(spans_H, ramp, window).flip(1)
+        if slots is not None:
+            mask_HX = F.pad(mask_HX, (0, slots[0].shape[1]), value=1.0)
+        weights_NTX = (weights_NTX.unflatten(0, (-1, heads)) * mask_HX[:, None]).flatten(0, 1)
+        if renormalise:
+            weights_NTX = weights_NTX / (weights_NTX.sum(-1, keepdim=True) + EPSILON)
+    weights_NTX = F.dropout(weights_NTX, dropout).to(v_NSK.dtype)
+    out_NTK = _by_key(weights_NTX[..., :window], k_NSK.shape[1]) @ v_NSK
+    out_BHTK = out_NTK.unflatten(0, (-1, heads))
+    if slots is not None:
+        slot_weights_BHTP = weights_NTX[..., window:].unflatten(0, (-1, heads))
+        out_BHTK = out_BHTK + slot_weights_BHTP @ slots[1].to(v_NSK.dtype)
+    return out_BHTK
+
+
+def _last_rows(x_NMK: Tensor, rows: int) -> Tensor:
+    """Exactly so many: zeros stand in for what is missing before the first."""
+    missing = rows - x_NMK.shape[1]
+    return F.pad(x_NMK, (0, 0, missing, 0)) if missing > 0 else x_NMK[:, -missing:]
+
+
+def _by_distance(table_NTS: Tensor, window: int) -> Tensor:
+    """[T, S], a column per key -> [T, W], a column per distance, oldest first: pad, then read longer rows."""
+    block, keys = table_NTS.shape[-2:]
+    flat = F.pad(table_NTS.flatten(-2), (0, block))
+    return flat.unflatten(-1, (block, keys + 1))[..., :window]
+
+
+def _by_key(table_NTW: Tensor, keys: int) -> Tensor:
+    """The way back: zeros where a query does not look."""
+    block, window = table_NTW.shape[-2:]
+    flat = F.pad(table_NTW, (0, keys + 1 - window)).flatten(-2)[..., : block * keys]
+    return flat.unflatten(-1, (block, keys))
+
+
+def _unfilled(filled_B: Tensor, heads: int, block: int, window: int) -> Tensor:
+    """[N, T, W]: what lies before the beginning of the text, where the nearest distance is 0."""
+    queries_T = torch.arange(block, device=filled_B.device)
+    distances_W = torch.arange(window - 1, -1, -1, device=filled_B.device)
+    unfilled_BTW = distances_W > (queries_T + filled_B[:, None])[..., None]
+    return unfilled_BTW.repeat_interleave(heads, dim=0)
