@@ -1,11 +1,12 @@
-"""The attention block: heads with their own spans over a memory of hidden states.
+"""The attention block: heads with their own spans over a memory.
 
-Shapes: B batch, T block, M memory, S = M + T, H heads, D width, K head width, G heads of one group.
+Shapes: B batch, T block, M memory, H heads, D width, K head width, G heads of one group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from longspan.kernels.span_attention import head_groups, span_attention
 from longspan.layers.block import Block
 from longspan.layers.head_rows import of_heads
 from longspan.layers.positions import Positions
+from longspan.layers.query_key_norm import QueryKeyNorm
 from longspan.layers.slots import PersistentSlots
 from longspan.layers.span import Span
 from longspan.state import State
@@ -31,6 +33,12 @@ class Attention(Block):
 
     The memory is projected anew with the current weights in every block, for every group of heads as far back
     as it sees. For decoding with fixed weights `decoding_state` replaces it by these keys and values.
+
+    A memory of "keys-values" holds keys and values of all heads as they were when they were read: nothing is
+    projected twice, and in training those of older blocks come from older weights, which learn from them only
+    within their own block.
+
+    `norm` makes the norm that LN stands for; with `query_key_norm` queries and keys are normed in every head.
     """
 
     def __init__(
@@ -48,6 +56,9 @@ class Attention(Block):
         norm_recalled: bool = False,
         sees_itself: bool = False,
         empty_start: bool = False,
+        norm: Callable[[int], nn.Module] = nn.LayerNorm,
+        query_key_norm: bool = False,
+        memory: Literal["hidden", "keys-values"] = "hidden",
     ) -> None:
         super().__init__()
         if empty_start and not sees_itself:
@@ -59,7 +70,8 @@ class Attention(Block):
         self.key = nn.Linear(width, inner_width, bias=False)
         self.value = nn.Linear(width, inner_width, bias=False)
         self.out = nn.Linear(inner_width, width, bias=False)
-        self.norm = nn.LayerNorm(width)
+        self.norm = norm(width)
+        self.query_key_norm = QueryKeyNorm(num_heads) if query_key_norm else None
         self.span = span
         if not positions.shared:
             self.positions = positions
@@ -71,14 +83,15 @@ class Attention(Block):
         self.norm_recalled = norm_first and norm_recalled
         self.sees_itself = sees_itself
         self.empty_start = empty_start
+        self.keeps_keys = memory == "keys-values"
 
     def initial_state(self, batch_size: int) -> State:
         weight = self.query.weight
-        shape = (batch_size, self.span.memory_length, weight.shape[1])
-        memory = {"memory": torch.zeros(shape, dtype=weight.dtype, device=weight.device)}
-        if self.empty_start:
-            memory["filled"] = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
-        return State(memory)
+        row = (2 * self.num_heads, self.head_width) if self.keeps_keys else weight.shape[1:]
+        memory = {"memory": weight.new_zeros(batch_size, self.span.memory_length, *row)}
+        counters = ["filled"] * self.empty_start + ["read"] * self._positions[0].counts
+        none_B = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
+        return State(memory | {name: none_B.clone() for name in counters})
 
     @torch.compiler.disable(reason="windows move while spans are learned: it would compile again and again")
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
@@ -89,9 +102,13 @@ class Attention(Block):
         order = [head for heads in groups for head in heads]
         weight = torch.cat([self._rows(layer.weight, order) for layer in (self.query, self.key, self.value)])
         qkv_BTXHK = torch.unflatten(F.linear(x_BTD, weight), -1, (3, self.num_heads, self.head_width))
-        q_BHTK, k_BHTK, v_BHTK = (x_BTHK.transpose(1, 2) for x_BTHK in qkv_BTXHK.unbind(2))
+        q_BTHK, k_BTHK, v_BTHK = qkv_BTXHK.unbind(2)
+        if self.query_key_norm is not None:
+            q_BTHK = self.query_key_norm.queries(q_BTHK, order)
+        q_BTHK, k_BTHK = self._placed(q_BTHK, state), self._keys(k_BTHK, state)
+        q_BHTK, k_BHTK, v_BHTK = (x_BTHK.transpose(1, 2) for x_BTHK in (q_BTHK, k_BTHK, v_BTHK))
         reaches = [max(windows[head] for head in heads) for heads in groups]
-        past = self._recall(state, groups, reaches)
+        past = [kv_BMXK.to(k_BHTK.dtype) for kv_BMXK in self._recall(state, groups, reaches)]
         terms = self._positions[0].terms(q_BHTK, max(windows), order)
         spans_H = self.span.spans_H()
         attended_BHTK = span_attention(
@@ -114,8 +131,12 @@ class Attention(Block):
         out_BTD = F.linear(merged_BTD, self._rows(self.out.weight.mT, order).mT)
         out_BTD = F.dropout(out_BTD, self.output_dropout, self.training)
         if "past" in state:
-            new = _packed(k_BHTK, v_BHTK, [len(heads) for heads in groups])
+            new = _packed(k_BTHK, v_BTHK, [len(heads) for heads in groups])
             remembered: dict[str, State | Tensor] = {"past": _numbered(map(self._append, past, new, reaches))}
+        elif self.keeps_keys:
+            places = sorted(range(self.num_heads), key=order.__getitem__)
+            new_BTXK = torch.cat([of_heads(x_BTHK, places, dim=2) for x_BTHK in (k_BTHK, v_BTHK)], dim=2)
+            remembered = {"memory": self._append(state.tensor("memory"), new_BTXK)}
         else:
             # Of what is only projected again, no more needs to be kept than the projection reads.
             new_BTD = h_BTD if self.norm_recalled else x_BTD.to(k_BHTK.dtype)
@@ -137,12 +158,35 @@ class Attention(Block):
             return [state.branch("past").tensor(str(number)) for number in range(len(groups))]
         past = []
         for heads, reach in zip(groups, reaches, strict=True):
-            near_BMD = _last(state.tensor("memory"), reach)
-            if self.norm_recalled:
-                near_BMD = self.norm(near_BMD)
-            weight = torch.cat([self._rows(layer.weight, heads) for layer in (self.key, self.value)])
-            past.append(torch.unflatten(F.linear(near_BMD, weight), -1, (-1, self.head_width)))
+            near = _last(state.tensor("memory"), reach)
+            if self.keeps_keys:
+                columns = [*heads, *(self.num_heads + head for head in heads)]
+                past.append(of_heads(near, columns, dim=2))
+            else:
+                past.append(self._project(near, heads, state))
         return past
+
+    def _project(self, near_BMD: Tensor, heads: list[int], state: State) -> Tensor:
+        """Keys and values of remembered hidden states, [B, M, 2G, K]."""
+        if self.norm_recalled:
+            near_BMD = self.norm(near_BMD)
+        weight = torch.cat([self._rows(layer.weight, heads) for layer in (self.key, self.value)])
+        kv_BMXK = torch.unflatten(F.linear(near_BMD, weight), -1, (-1, self.head_width))
+        if self.query_key_norm is None and not self._positions[0].counts:
+            return kv_BMXK
+        k_BMGK, v_BMGK = kv_BMXK.chunk(2, dim=2)
+        return torch.cat([self._keys(k_BMGK, state, first=-near_BMD.shape[1]), v_BMGK], dim=2)
+
+    def _keys(self, k_BTHK: Tensor, state: State, first: int = 0) -> Tensor:
+        """Projected keys as they are multiplied and remembered."""
+        if self.query_key_norm is not None:
+            k_BTHK = self.query_key_norm.keys(k_BTHK)
+        return self._placed(k_BTHK, state, first)
+
+    def _placed(self, x_BTHK: Tensor, state: State, first: int = 0) -> Tensor:
+        """Queries or keys at their positions, of which the first is counted from the block's beginning."""
+        positions = self._positions[0]
+        return positions.placed(x_BTHK, state.tensor("read") + first) if positions.counts else x_BTHK
 
     def _append(self, old: Tensor, new: Tensor, reach: int | None = None) -> Tensor:
         """What is remembered, with the new rows: as many as the memory holds, or as a group of heads sees."""
@@ -154,14 +198,17 @@ class Attention(Block):
         """How many rows of the memory are there."""
         if self.empty_start:
             return state.tensor("filled")
-        leaves = list(state.flatten().values())
+        leaves = [leaf for leaf in state.flatten().values() if leaf.dim() > 1]
         rows = max(leaf.shape[1] for leaf in leaves)
         return torch.full(leaves[0].shape[:1], rows, device=leaves[0].device)
 
     def _count(self, state: State, *, new_tokens: int) -> dict[str, State | Tensor]:
-        if not self.empty_start:
-            return {}
-        return {"filled": (state.tensor("filled") + new_tokens).clamp(max=self.span.memory_length)}
+        counted: dict[str, State | Tensor] = {}
+        if self.empty_start:
+            counted["filled"] = (state.tensor("filled") + new_tokens).clamp(max=self.span.memory_length)
+        if self._positions[0].counts:
+            counted["read"] = state.tensor("read") + new_tokens
+        return counted
 
     def _rows(self, weight: Tensor, heads: list[int]) -> Tensor:
         """The rows of a matrix that belong to these heads, in their order."""
@@ -174,9 +221,9 @@ def _last(x_BMX: Tensor, rows: int) -> Tensor:
     return x_BMX[:, max(0, x_BMX.shape[1] - rows) :]
 
 
-def _packed(k_BHTK: Tensor, v_BHTK: Tensor, sizes: list[int]) -> list[Tensor]:
+def _packed(k_BTHK: Tensor, v_BTHK: Tensor, sizes: list[int]) -> list[Tensor]:
     """Keys and values of every group of heads, [B, T, 2G, K]."""
-    keys, values = (x_BHTK.transpose(1, 2).split(sizes, dim=2) for x_BHTK in (k_BHTK, v_BHTK))
+    keys, values = (x_BTHK.split(sizes, dim=2) for x_BTHK in (k_BTHK, v_BTHK))
     return [torch.cat(pair, dim=2) for pair in zip(keys, values, strict=True)]
 
 

@@ -15,7 +15,8 @@ from longspan.state import State
 class FeedForward(Block):
     """FF(u) = W2 dropout(activation(W1 u + b1)) + b2, with a residual; `output_dropout` acts on FF(u).
 
-    Post-norm: out = LN(u + FF(u)). Pre-norm: out = u + FF(LN(u)).
+    Post-norm: out = LN(u + FF(u)). Pre-norm: out = u + FF(LN(u)). `norm` makes the norm that LN stands for.
+    A `gated` one has W2 dropout(activation(W1 u + b1) (V u + c)) + b2 in its place (Shazeer, 2020).
     """
 
     def __init__(
@@ -27,11 +28,15 @@ class FeedForward(Block):
         dropout: float,
         output_dropout: float = 0.0,
         norm_first: bool,
+        norm: Callable[[int], nn.Module] = nn.LayerNorm,
+        gated: bool = False,
+        bias: bool = True,
     ) -> None:
         super().__init__()
-        self.expand = nn.Linear(width, inner_width)
-        self.contract = nn.Linear(inner_width, width)
-        self.norm = nn.LayerNorm(width)
+        self.expand = nn.Linear(width, inner_width, bias=bias)
+        self.gate = nn.Linear(width, inner_width, bias=bias) if gated else None
+        self.contract = nn.Linear(inner_width, width, bias=bias)
+        self.norm = norm(width)
         self.activation = activation
         self.dropout = dropout
         self.output_dropout = output_dropout
@@ -44,5 +49,12 @@ class FeedForward(Block):
 
     def _feed_forward(self, h_BTD: Tensor) -> Tensor:
         inner = self.activation(self.expand(h_BTD))
+        if self.gate is not None:
+            inner = inner * self.gate(h_BTD)
         out = self.contract(F.dropout(inner, self.dropout, self.training))
         return F.dropout(out, self.output_dropout, self.training)
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """relu(x)^2 (So et al., 2021)."""
+    return torch.relu(x).square()

@@ -1,4 +1,4 @@
-"""Picking heads out of a tensor whose first dimension counts them."""
+"""Picking heads out of a tensor that has a dimension for them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 
-def of_heads(x: Tensor, heads: list[int]) -> Tensor:
-    """The rows of some heads in this order; all heads in their own order need no copy."""
-    if heads == list(range(x.shape[0])):
+def of_heads(x: Tensor, heads: list[int], dim: int = 0) -> Tensor:
+    """What belongs to some heads, in this order; all heads in their own order need no copy."""
+    if heads == list(range(x.shape[dim])):
         return x
-    return x.index_select(0, _index(tuple(heads), x.device))
+    return x.index_select(dim, _index(tuple(heads), x.device))
 
 
 @lru_cache(maxsize=1024)

@@ -33,6 +33,13 @@ class Positions(nn.Module, ABC):
     shared: bool
     """Whether all layers use the same object, which the model then owns."""
 
+    counts: bool = False
+    """Whether `placed` changes anything: the state then counts the tokens that were read."""
+
+    def placed(self, x: Tensor, first_B: Tensor) -> Tensor:
+        """Queries or keys [B, T, ..., K], as they are multiplied, of the positions from `first_B` on."""
+        return x
+
     @abstractmethod
     def terms(self, q_BHTK: Tensor, window: int, heads: list[int]) -> Terms:
         """For the queries of some of the heads, over the `window` nearest distances."""
