@@ -1,11 +1,19 @@
-"""What every test gets: one thread (the suite runs in parallel), and a cache folder of its own."""
+"""What every test gets: one thread (the suite runs in parallel), and a cache folder of its own.
+
+Without a GPU Triton's interpreter runs the kernels. Triton reads the variable that asks for it when it is
+first imported, by whichever test comes first, so it is set for all; on the CPU nothing else runs Triton code.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,0 +1,152 @@
+"""Span attention over groups of heads, as the door takes it, and the same head by head.
+
+Shapes: as in longspan.kernels.span_attention.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """For every group of heads their windows, and how many rows of the past it is given."""
+
+    windows: tuple[tuple[int, ...], ...]
+    reaches: tuple[int, ...]
+    batch: int = 2
+    block: int = 33
+    width: int = 8
+    positions: Literal["none", "shared", "per head"] = "none"
+    num_slots: int = 0
+    spans: tuple[float, ...] | None = None
+    ramp: int = 4
+    renormalise: bool = True
+    first_distance: int = 1
+    filled: tuple[int, ...] | None = None
+
+    @property
+    def num_heads(self) -> int:
+        return sum(map(len, self.windows))
+
+    @property
+    def flat_windows(self) -> list[int]:
+        return list(itertools.chain(*self.windows))
+
+    def options(self, device: str) -> dict[str, Any]:
+        """What is no tensor that learns."""
+        given: dict[str, Any] = {
+            "ramp": self.ramp,
+            "renormalise": self.renormalise,
+            "first_distance": self.first_distance,
+        }
+        if self.filled is not None:
+            given["filled_B"] = torch.tensor(self.filled, device=device)
+        return given
+
+
+def tensors_of(case: Case, dtype: torch.dtype = torch.float64, device: str = "cpu") -> dict[str, Tensor]:
+    """Everything that gets a gradient, drawn in float64 and then rounded; spans are float32 at least."""
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64).to(device, dtype).requires_grad_()
+
+    heads, longest = case.num_heads, max(case.flat_windows)
+    made = {name: draw(case.batch, heads, case.block, case.width) for name in ("q", "k", "v")}
+    for number, (windows, reach) in enumerate(zip(case.windows, case.reaches, strict=True)):
+        made[f"past{number}"] = draw(case.batch, reach, 2 * len(windows), case.width)
+    if case.positions == "shared":
+        made["position_keys"] = draw(longest, case.width)
+    if case.positions == "per head":
+        made["position_keys"] = draw(heads, longest, case.width)
+        made["position_q"] = draw(case.batch, heads, case.block, case.width)
+    if case.num_slots:
+        made |= {name: draw(heads, case.num_slots, case.width) for name in ("slot_k", "slot_v")}
+    if case.spans is not None:
+        exact = torch.promote_types(dtype, torch.float32)
+        made["spans_H"] = torch.tensor(case.spans, dtype=exact, device=device, requires_grad=True)
+    return made
+
+
+def in_float64(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().double().requires_grad_() for name, tensor in tensors.items()}
+
+
+def together(function: Callable[..., Tensor], case: Case, tensors: dict[str, Tensor], **more: Any) -> Tensor:
+    """All heads at once, by a function with the signature of the door."""
+    return function(
+        tensors["q"],
+        tensors["k"],
+        tensors["v"],
+        past=[tensors[f"past{number}"] for number in range(len(case.windows))],
+        windows=case.flat_windows,
+        position_keys=tensors.get("position_keys"),
+        position_q=tensors.get("position_q"),
+        slots=(tensors["slot_k"], tensors["slot_v"]) if case.num_slots else None,
+        spans_H=tensors.get("spans_H"),
+        **case.options(tensors["q"].device.type),
+        **more,
+    )
+
+
+def keys_and_values(case: Case, tensors: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """For every head its keys and values, those of the past first, [B, S, K]."""
+    both, head = [], 0
+    for number, windows in enumerate(case.windows):
+        past_BMXK = tensors[f"past{number}"]
+        for index in range(len(windows)):
+            k_BSK = torch.cat([past_BMXK[:, :, index], tensors["k"][:, head]], dim=1)
+            v_BSK = torch.cat([past_BMXK[:, :, len(windows) + index], tensors["v"][:, head]], dim=1)
+            both.append((k_BSK, v_BSK))
+            head += 1
+    return both
+
+
+def head_by_head(
+    function: Callable[..., Tensor], case: Case, tensors: dict[str, Tensor], windows: list[int]
+) -> Tensor:
+    """Every head alone, with these windows, by a function with the signature of `reference`."""
+    out = []
+    for head, (k_BSK, v_BSK) in enumerate(keys_and_values(case, tensors)):
+        one = slice(head, head + 1)
+        given: dict[str, Any] = {}
+        if case.positions != "none":
+            keys = tensors["position_keys"]
+            given["position_keys"] = keys if case.positions == "shared" else keys[one]
+        if case.positions == "per head":
+            given["position_q"] = tensors["position_q"][:, one]
+        if case.num_slots:
+            given["slots"] = tensors["slot_k"][one], tensors["slot_v"][one]
+        if case.spans is not None:
+            given["spans_H"] = tensors["spans_H"][one]
+        given |= case.options(k_BSK.device.type)
+        out.append(
+            function(tensors["q"][:, one], k_BSK[:, None], v_BSK[:, None], window=windows[head], **given)
+        )
+    return torch.cat(out, dim=1)
+
+
+def with_gradients(out: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What came out, and the gradient of every tensor that went in."""
+    weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).to(out)
+    found = torch.autograd.grad((out * weight).sum(), list(tensors.values()), allow_unused=True)
+    return {"out": out.detach()} | {
+        name: torch.zeros_like(tensor) if grad is None else grad
+        for (name, tensor), grad in zip(tensors.items(), found, strict=True)
+    }
+
+
+def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    """By the norm of the difference. Entries much below 0.01 are what is left of larger ones."""
+    errors = {}
+    for name, tensor in expected.items():
+        scale = max(float(tensor.norm()), 0.01 * tensor.numel() ** 0.5)
+        errors[name] = float((found[name].double() - tensor).norm()) / scale if tensor.numel() else 0.0
+    wrong = {name: error for name, error in errors.items() if not error < tolerance}
+    assert not wrong, f"relative errors above {tolerance}: {wrong}"

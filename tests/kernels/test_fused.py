@@ -1,0 +1,303 @@
+"""The kernels against plain torch in float64: what comes out, every gradient, and what dropout drops.
+
+Without a GPU Triton's interpreter runs them, in float32 and fp16 (its matrix products know no bf16).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from longspan.kernels.span_attention import eager, soft_mask
+from longspan.kernels.span_attention.mask import EPSILON
+
+from .grouped import (
+    Case,
+    assert_near,
+    head_by_head,
+    in_float64,
+    keys_and_values,
+    tensors_of,
+    together,
+    with_gradients,
+)
+
+fused = pytest.importorskip("longspan.kernels.span_attention.fused", reason="needs Triton")
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+needs_gpu = pytest.mark.skipif(not GPU, reason="needs a GPU")
+only_interpreted = pytest.mark.skipif(GPU, reason="Triton's interpreter is for machines without a GPU")
+TOLERANCE = {
+    torch.float32: 2e-5,
+    torch.float16: 4 * torch.finfo(torch.float16).eps,
+    torch.bfloat16: 4 * torch.finfo(torch.bfloat16).eps,
+}
+on_every_machine = pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(torch.float32, id="interpreter-float32", marks=only_interpreted),
+        *(
+            pytest.param(dtype, id=f"cuda-{dtype}".replace("torch.", ""), marks=needs_gpu)
+            for dtype in TOLERANCE
+        ),
+    ],
+)
+
+CASES = {
+    "one head": Case(windows=((40,),), reaches=(40,)),
+    "one query": Case(windows=((3, 50),), reaches=(50,), block=1, positions="shared", spans=(0.0, 43.5)),
+    "groups of different reach": Case(
+        windows=((5,), (33, 64)), reaches=(5, 64), block=40, width=5, positions="shared"
+    ),
+    "own windows in a group": Case(windows=((1, 17, 40),), reaches=(40,), batch=1, positions="per head"),
+    "spans at 0, at the ramp, at the maximum": Case(
+        windows=((16, 16, 48),), reaches=(48,), positions="shared", spans=(0.0, 4.0, 44.0)
+    ),
+    "spans on whole numbers and between": Case(
+        windows=((20, 20), (45,)), reaches=(20, 45), block=35, spans=(7.0, 11.3, 38.75), ramp=3
+    ),
+    "a ramp of one": Case(windows=((2, 9),), reaches=(9,), batch=1, spans=(1.0, 7.5), ramp=1),
+    "no memory": Case(windows=((10,), (50,)), reaches=(0, 0), positions="shared", spans=(3.5, 20.0)),
+    "a memory shorter than the windows": Case(
+        windows=((12, 30), (60,)), reaches=(7, 33), positions="shared", first_distance=0
+    ),
+    "a memory that is not filled": Case(
+        windows=((35,),), reaches=(35,), positions="per head", first_distance=0, filled=(0, 21)
+    ),
+    "not filled, with spans and slots": Case(
+        windows=((20, 35),),
+        reaches=(35,),
+        num_slots=3,
+        spans=(5.0, 30.5),
+        first_distance=0,
+        filled=(35, 4),
+    ),
+    "slots": Case(windows=((9, 30),), reaches=(30,), positions="shared", num_slots=40),
+    "slots and spans": Case(
+        windows=((9,), (40,)), reaches=(9, 40), positions="shared", num_slots=3, spans=(2.0, 33.3)
+    ),
+    "not renormalised": Case(
+        windows=((20, 40),), reaches=(40,), num_slots=3, spans=(8.0, 36.0), renormalise=False
+    ),
+    "not renormalised, sees itself": Case(
+        windows=((25,),),
+        reaches=(25,),
+        positions="shared",
+        spans=(20.5,),
+        renormalise=False,
+        first_distance=0,
+    ),
+}
+
+# What only a GPU is quick enough for: tiles of 64, wide heads, slots whose gradients are summed in parts.
+LARGE_CASES = {
+    "long": Case(
+        windows=((130,), (290, 300)),
+        reaches=(130, 300),
+        block=257,
+        width=64,
+        positions="shared",
+        num_slots=70,
+        spans=(60.0, 250.5, 268.0),
+        ramp=32,
+    ),
+    "wide heads": Case(
+        windows=((100, 140),), reaches=(140,), block=129, width=128, positions="per head", first_distance=0
+    ),
+    "many slots, many rows": Case(
+        windows=((8,) * 8,), reaches=(8,), batch=40, block=70, width=16, num_slots=300, spans=(2.0,) * 8
+    ),
+}
+
+
+def drawn(seed: int) -> Case:
+    """Any case at all."""
+    draw = random.Random(seed)
+    windows, at_least = [], 1
+    for size in draw.choice([(1,), (2,), (1, 2)]):
+        windows.append(tuple(sorted(draw.randint(at_least, at_least + 35) for _ in range(size))))
+        at_least = windows[-1][-1]
+    reaches = tuple(draw.choice([max(group), draw.randint(0, max(group))]) for group in windows)
+    batch, first = draw.choice([1, 2]), draw.choice([0, 1])
+    filled = tuple(draw.randint(0, max(reaches)) for _ in range(batch))
+    ramp = draw.choice([1, 4])
+    spans = [draw.uniform(0, max(0, window - ramp)) for group in windows for window in group]
+    return Case(
+        windows=tuple(windows),
+        reaches=reaches,
+        batch=batch,
+        block=draw.choice([1, 3, 17, 33, 45]),
+        width=draw.choice([3, 8, 16]),
+        positions=draw.choice(["none", "shared", "per head"]),
+        num_slots=draw.choice([0, 0, 5]),
+        spans=draw.choice([None, tuple(spans), tuple(map(round, spans))]),
+        ramp=ramp,
+        renormalise=draw.random() < 0.7,
+        first_distance=first,
+        filled=filled if first == 0 and draw.random() < 0.5 else None,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In deterministic mode torch fills with NaN what nobody wrote yet: reading it shows."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def check(case: Case, dtype: torch.dtype) -> None:
+    tensors = tensors_of(case, dtype, DEVICE)
+    exact = in_float64(tensors)
+    expected = with_gradients(head_by_head(eager.span_attention, case, exact, case.flat_windows), exact)
+    found = with_gradients(together(fused.span_attention, case, tensors), tensors)
+    assert found["out"].dtype == dtype
+    assert_near(found, expected, TOLERANCE[dtype])
+
+
+@on_every_machine
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_kernels_equal_plain_torch(case: Case, dtype: torch.dtype) -> None:
+    check(case, dtype)
+
+
+@on_every_machine
+@pytest.mark.parametrize("seed", range(8))
+def test_kernels_equal_plain_torch_whatever_is_asked(seed: int, dtype: torch.dtype) -> None:
+    check(drawn(seed), dtype)
+
+
+@only_interpreted
+@pytest.mark.parametrize("name", ["slots and spans", "groups of different reach"])
+def test_half_precision_sums_in_float32(name: str) -> None:
+    check(CASES[name], torch.float16)
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("case", LARGE_CASES.values(), ids=LARGE_CASES.keys())
+def test_large_cases_on_cuda(case: Case, dtype: torch.dtype) -> None:
+    check(case, dtype)
+
+
+def mixed(x: np.ndarray) -> np.ndarray:
+    """The hash of the kernels: x of 32 bits, shifted onto itself between two products that wrap around."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+    return x ^ (x >> np.uint32(16))
+
+
+def kept_BHTX(case: Case, seed: int, dropout: float, window: int) -> Tensor:
+    """Which weights are kept: those of the distances, nearest first, and then those of the slots.
+
+    A weight is dropped if the hash of its query's row (of all B x H x T) and its distance lies among the
+    lowest. Slots count down from -1 in the place of the distance.
+    """
+    shape = (case.batch, case.num_heads, case.block)
+    row_BHT = np.arange(math.prod(shape), dtype=np.uint32).reshape(shape)
+    distance_W = case.first_distance + np.arange(window)
+    column_X = np.concatenate([distance_W, -1 - np.arange(case.num_slots)]).astype(np.int32).view(np.uint32)
+    row_hash = mixed(row_BHT ^ np.uint32(seed))
+    hashed = mixed(row_hash[..., None] + column_X * np.uint32(0x9E3779B9))
+    return torch.from_numpy(hashed.astype(np.int64) >= int(dropout * 2**32))
+
+
+def dense(case: Case, tensors: dict[str, Tensor], kept: Tensor, dropout: float) -> Tensor:
+    """Span attention through a whole table of weights, of which those not `kept` are dropped."""
+    out = []
+    longest = kept.shape[-1] - case.num_slots
+    for head, ((k_BSK, v_BSK), window) in enumerate(
+        zip(keys_and_values(case, tensors), case.flat_windows, strict=True)
+    ):
+        t_T1 = torch.arange(case.block, device=k_BSK.device)[:, None]
+        i_W = torch.arange(window, device=k_BSK.device)
+        # Zeros stand for as many rows as a window has before the first key.
+        row_TW = k_BSK.shape[1] - case.block + t_T1 - case.first_distance - i_W + window
+        k_BTWK, v_BTWK = (
+            torch.nn.functional.pad(x_BSK, (0, 0, window, 0))[:, row_TW] for x_BSK in (k_BSK, v_BSK)
+        )
+        q_BTK = tensors["q"][:, head]
+        score_BTX = torch.einsum("btk,btwk->btw", q_BTK, k_BTWK)
+        score_BTX = score_BTX + q_BTK @ tensors["position_keys"][:window].mT
+        score_BTX = torch.cat([score_BTX, q_BTK @ tensors["slot_k"][head].mT], dim=-1)
+        weight_BTX = torch.softmax(score_BTX / math.sqrt(case.width), dim=-1)
+        mask_1W = soft_mask(tensors["spans_H"][head : head + 1], case.ramp, window)
+        weight_BTX = weight_BTX * torch.nn.functional.pad(mask_1W, (0, case.num_slots), value=1.0)
+        if case.renormalise:
+            weight_BTX = weight_BTX / (weight_BTX.sum(-1, keepdim=True) + EPSILON)
+        kept_BTX = torch.cat([kept[:, head, :, :window], kept[:, head, :, longest:]], dim=-1)
+        weight_BTX = weight_BTX * kept_BTX / (1 - dropout)
+        near_BTK = torch.einsum("btw,btwk->btk", weight_BTX[..., :window], v_BTWK)
+        out.append(near_BTK + weight_BTX[..., window:] @ tensors["slot_v"][head])
+    return torch.stack(out, dim=1)
+
+
+@on_every_machine
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_dropout_drops_what_its_hash_says_in_both_passes(
+    renormalise: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(
+        windows=((9,), (30, 40)),
+        reaches=(9, 40),
+        positions="shared",
+        num_slots=5,
+        spans=(4.0, 20.5, 36.0),
+        renormalise=renormalise,
+    )
+    seed, dropout = 1234567, 0.3
+    monkeypatch.setattr(fused, "_seed", lambda device: torch.tensor([seed], dtype=torch.int32, device=device))
+    tensors = tensors_of(case, dtype, DEVICE)
+    exact = in_float64(tensors)
+    kept = kept_BHTX(case, seed, dropout, max(case.flat_windows)).to(DEVICE)
+    expected = with_gradients(dense(case, exact, kept, dropout), exact)
+    found = with_gradients(together(fused.span_attention, case, tensors, dropout=dropout), tensors)
+    assert_near(found, expected, TOLERANCE[dtype])
+
+
+def weights_seen(dropout: float) -> Tensor:
+    """All weights of equal scores, [B, H, T, distance], read off values that are rows of the unit matrix."""
+    case = Case(windows=((64, 64),), reaches=(64,), block=64, width=128)
+    tensors = tensors_of(case, torch.float32, DEVICE)
+    with torch.no_grad():
+        tensors["q"].zero_()
+        unit = torch.eye(128, device=DEVICE)
+        tensors["past0"][:, :, 2:] = unit[:64, None]
+        tensors["v"][:] = unit[64:]
+        out_BHTK = together(fused.span_attention, case, tensors, dropout=dropout)
+    return torch.stack([out_BHTK[:, :, t, t : t + 64].flip(-1) for t in range(64)], dim=2).cpu()
+
+
+def test_dropout_keeps_its_share_and_knows_no_neighbours() -> None:
+    assert torch.allclose(weights_seen(0.0), torch.tensor(1 / 64))
+    torch.manual_seed(1)
+    first, second = weights_seen(0.25), weights_seen(0.25)
+    torch.manual_seed(1)
+    assert torch.equal(first, weights_seen(0.25)), "the same seed must drop the same"
+    kept = (first > 0).double()
+    assert torch.allclose(first[first > 0], torch.tensor(1 / 64 / 0.75))
+    noise = kept.numel() ** -0.5
+    assert abs(kept.mean() - 0.75) < 4 * 0.75**0.5 * 0.25**0.5 * noise
+
+    def correlation(a: Tensor, b: Tensor) -> float:
+        return float(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1])
+
+    others = {
+        "the next draw": (kept, (second > 0).double()),
+        "the next row of the batch": (kept[0], kept[1]),
+        "the next head": (kept[:, 0], kept[:, 1]),
+        "the next query": (kept[:, :, 1:], kept[:, :, :-1]),
+        "the next distance": (kept[..., 1:], kept[..., :-1]),
+        "the next query at the same key": (kept[:, :, 1:, 1:], kept[:, :, :-1, :-1]),
+    }
+    for name, pair in others.items():
+        assert abs(correlation(*pair)) < 6 * noise, name
+    assert kept.mean((0, 1, 2)).std() < 2 * 0.75**0.5 * 0.25**0.5 * 256**-0.5, "every distance alike"
