@@ -15,6 +15,7 @@ from longspan.config import (
     AllAttentionConfig,
     GptConfig,
     ModelConfig,
+    ModernConfig,
     RunConfig,
     SearchConfig,
     ShaRnnConfig,
@@ -44,6 +45,11 @@ TRANSFORMER_XL = TransformerXLConfig(
     num_layers=2, width=12, num_heads=3, head_width=5, inner_width=16, memory_length=10
 )
 GPT = GptConfig(num_layers=2, width=12, num_heads=3, inner_width=16, context=10)
+
+MODERN = ModernConfig(
+    num_layers=2, width=12, num_heads=3, inner_width=16, span=SMALL.span, tied=True, softcap=5.0
+)
+WINDOWS = ((3, 10, 5), (1, 1, 2))
 
 SAME_LENGTH = dataclasses.replace(TRANSFORMER_XL, same_length=True)
 
@@ -82,6 +88,27 @@ VARIANTS: dict[str, ModelConfig] = {
     ),
     "gpt": dataclasses.replace(GPT, span=SMALL.span),
     "gpt, no spans": GPT,
+    "modern": MODERN,
+    "modern, keys and values": dataclasses.replace(MODERN, memory="keys-values"),
+    "modern, long, keys and values": dataclasses.replace(
+        MODERN,
+        memory="keys-values",
+        span=SpanConfig(limit=400, ramp=3, start=0.02, start_longest=0.9, penalty=0.01, penalty_full=9),
+    ),
+    "modern, windows": dataclasses.replace(
+        MODERN, memory="keys-values", span=SpanConfig(kind="fixed", limit=10, windows=WINDOWS)
+    ),
+    "modern, plain": dataclasses.replace(
+        MODERN,
+        positions="none",
+        query_key_norm=False,
+        feed_forward="gelu",
+        tied=False,
+        softcap=None,
+        dropout=0.1,
+    ),
+    "modern, swiglu": dataclasses.replace(MODERN, feed_forward="swiglu", query_key_norm=False),
+    "adaptive-span, windows": with_span(kind="fixed", windows=WINDOWS),
     "adaptive-span, adaptive softmax": dataclasses.replace(SMALL, vocabulary=WORDS),
     "all-attention, tied adaptive softmax": dataclasses.replace(
         ALL_ATTENTION, vocabulary=dataclasses.replace(WORDS, tied=True, cluster_order="forward")
@@ -115,6 +142,8 @@ def make(variant: str) -> LanguageModel:
                 parameter.add_(torch.rand_like(parameter) * 0.3)
             if name.endswith("logits_K"):  # every kind of block is the likeliest somewhere
                 parameter[int(name.split(".")[1])] += 1
+            if name.endswith("weight") and not parameter.any():  # blocks that begin by adding nothing
+                parameter.normal_(std=0.3)
             if name.endswith("norm.bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     model.after_update()

@@ -3,6 +3,7 @@
 from longspan.config.data import DataConfig, TokenizerConfig
 from longspan.config.gpt import GptConfig
 from longspan.config.model import AdaptiveSpanConfig, AllAttentionConfig, ModelConfig
+from longspan.config.modern import ModernConfig
 from longspan.config.run import RunConfig
 from longspan.config.search import SearchConfig
 from longspan.config.sha_rnn import ShaRnnConfig
@@ -18,6 +19,7 @@ __all__ = [
     "EvaluationConfig",
     "GptConfig",
     "ModelConfig",
+    "ModernConfig",
     "RunConfig",
     "SearchConfig",
     "ShaRnnConfig",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from longspan.config.gpt import GptConfig
+from longspan.config.modern import ModernConfig
 from longspan.config.pattern import check_pattern
 from longspan.config.schema import option, section
 from longspan.config.sha_rnn import ShaRnnConfig
@@ -65,7 +66,7 @@ class AllAttentionConfig:
 
 
 ModelConfig: TypeAlias = (
-    AdaptiveSpanConfig | AllAttentionConfig | GptConfig | ShaRnnConfig | TransformerXLConfig
+    AdaptiveSpanConfig | AllAttentionConfig | GptConfig | ModernConfig | ShaRnnConfig | TransformerXLConfig
 )
 
 

@@ -18,8 +18,21 @@ class SpanConfig:
     )
     limit: int = option(1024, help="the longest distance a head can look back, in tokens")
     ramp: int = option(32, help="over how many tokens the edge of a learned span falls from 1 to 0")
+    windows: tuple[tuple[int, ...], ...] | None = option(
+        None,
+        help="fixed: how far each head of each layer looks, such as [[16, 64], [8, 128]] (default: limit)",
+    )
     start: float = option(0.0, help="learned spans at the start of training, as a fraction of the limit")
+    start_longest: float | None = option(
+        None,
+        help="let the spans of a layer's heads start in geometric steps from start to this fraction of the "
+        "limit (default: all at start)",
+    )
     penalty: float = option(0.0, help="loss per token of mean span in each layer")
+    penalty_from: int = option(0, help="updates of the model before the penalty sets in")
+    penalty_full: int = option(
+        0, help="updates after which it has its full weight; it grows evenly till then"
+    )
     memory: Literal["adaptive", "full"] = option(
         "adaptive", help="remember as far as the layer's longest head can see, or always up to the limit"
     )
@@ -38,8 +51,25 @@ class SpanConfig:
             raise ValueError("limit and ramp must be at least 1")
         if not 0.0 <= self.start <= 1.0:
             raise ValueError("start must lie between 0 and 1")
+        if self.start_longest is not None and not 0.0 < self.start <= self.start_longest <= 1.0:
+            raise ValueError("with start_longest, start must be above 0, and start_longest from there to 1")
+        if self.start_longest is not None and self.per == "layer":
+            raise ValueError(
+                'start_longest is for heads that each have a span: leave it out or use per = "head"'
+            )
         if not self.penalty >= 0.0:
             raise ValueError("penalty must not be negative")
+        if self.penalty_from < 0 or (self.penalty_full and self.penalty_full < self.penalty_from):
+            raise ValueError("penalty_from must not be negative, nor penalty_full below it")
+        self._check_windows()
         if not self.renormalise and self.softmax_over == "head":
             # Whatever is in the softmax takes its share of weight: heads cannot be cut to what they need.
             raise ValueError('without renormalise, softmax_over must be "layer"')
+
+    def _check_windows(self) -> None:
+        if self.windows is None:
+            return
+        if self.kind != "fixed":
+            raise ValueError('windows are for kind = "fixed"')
+        if not all(1 <= window <= self.limit for windows_H in self.windows for window in windows_H):
+            raise ValueError(f"every window must lie between 1 and the limit, {self.limit}")

@@ -9,7 +9,7 @@ from longspan.layers.positions import Positions, Terms
 
 
 class RotaryPositions(Positions):
-    """Position n turns the pair (x_i, x_{i+E}) of a query or key by the angle n base^(-i/E)  (Su et al., 2021).
+    """RoPE (Su et al., 2021): position n turns the pair (x_i, x_{i+E}) of a query or key by n base^(-i/E).
 
     A query at m and a key at n then multiply to what depends on the content and on m - n alone: so any span,
     memory and length of text will do. Positions are counted from the beginning of the text, so what is

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from longspan.config import SpanConfig
+from longspan.errors import UserError
 
 TRIM = 64
 """The original cuts attention and memory in multiples of this many positions."""
@@ -44,7 +45,7 @@ class Span(nn.Module, ABC):
 
 
 class FixedSpan(Span):
-    """Every head sees exactly the `limit` nearest positions."""
+    """Every head sees exactly the `limit` nearest positions, or those in a window of its own."""
 
     def __init__(self, config: SpanConfig, num_heads: int) -> None:
         super().__init__()
@@ -54,9 +55,17 @@ class FixedSpan(Span):
     def windows_for(self, block: int) -> tuple[int, ...]:
         return self._windows
 
+    def set_windows(self, windows: Sequence[int]) -> None:
+        """Let every head see this many positions."""
+        if len(windows) != len(self._windows):
+            raise UserError(
+                f"the windows of a layer must be {len(self._windows)}, one for every head, not {len(windows)}"
+            )
+        self._windows = tuple(windows)
+
     @property
     def memory_length(self) -> int:
-        return self._windows[0]
+        return max(self._windows)
 
     def spans_H(self) -> Tensor | None:
         return None
@@ -85,8 +94,12 @@ class LearnedSpan(Span):
     """Adaptive attention span (Sukhbaatar et al., 2019, section 3): head h sees about z_h * limit tokens.
 
     z in [0, 1] is learned; `fraction_H` holds one of each head, or a single one that the layer's heads share.
-    The penalty is loss per token of mean span; `clamp_and_read` follows each update.
+    At the start all are equal, or in geometric steps from the first head's to the last's.
+    The penalty is loss per token of mean span; `clamp_and_read` follows each update. A penalty that grows
+    counts the updates in a tensor, saved with the weights, so that a run that goes on has the one it had.
     """
+
+    updates: Tensor | None
 
     def __init__(self, config: SpanConfig, num_heads: int) -> None:
         super().__init__()
@@ -97,8 +110,13 @@ class LearnedSpan(Span):
         self._full_memory = config.memory == "full"
         self._over_layer = config.softmax_over == "layer"
         self._num_heads = num_heads
-        self.fraction_H = nn.Parameter(torch.full((num_heads if config.per == "head" else 1,), config.start))
-        self.set_fractions([config.start] * num_heads)
+        starts = _starts(config, num_heads)
+        self.fraction_H = nn.Parameter(torch.tensor(starts if config.per == "head" else starts[:1]))
+        self.set_fractions(starts)
+        self._free = config.penalty_from
+        self._growth = max(0, config.penalty_full - config.penalty_from) + 1
+        grows = config.penalty_from or config.penalty_full
+        self.register_buffer("updates", torch.zeros((), dtype=torch.long) if grows else None)
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -119,8 +137,15 @@ class LearnedSpan(Span):
         return self.fractions_H() * self.limit
 
     def penalty(self) -> Tensor:
-        """The price of looking far: weight * limit * mean over heads of z."""
-        return self.penalty_weight * self.limit * self.fraction_H.mean()
+        """The price of looking far: weight * limit * mean over heads of z, or so far a part of it."""
+        whole = self.penalty_weight * self.limit * self.fraction_H.mean()
+        if self.updates is None:
+            return whole
+        return whole * ((self.updates + 1 - self._free) / self._growth).clamp(0, 1)
+
+    def count_update(self) -> None:
+        if self.updates is not None:
+            self.updates += 1
 
     def sizes_H(self) -> Tensor:
         """How many tokens each head can see, the ramp included."""
@@ -156,6 +181,13 @@ def clamp_and_read(spans: Sequence[LearnedSpan]) -> None:
     for span, fractions in zip(spans, fractions_LH.tolist(), strict=True):
         if not any(map(math.isnan, fractions)):  # a diverged model has no sizes: its loss will tell
             span.set_fractions(fractions)
+
+
+def _starts(config: SpanConfig, num_heads: int) -> list[float]:
+    """z of each head at the start: start (longest / start)^(h / (H - 1)) for head h of H."""
+    longest = config.start if config.start_longest is None else config.start_longest
+    growth = longest / config.start if config.start else 1.0
+    return [config.start * growth ** (head / max(1, num_heads - 1)) for head in range(num_heads)]
 
 
 def build_span(config: SpanConfig, num_heads: int) -> Span:

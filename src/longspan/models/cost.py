@@ -1,9 +1,9 @@
 """What a model costs: FLOPs of the forward pass per token, two for each multiplication with an addition.
 
-Counted are the products of matrices: projections (of the memory too, which is projected anew in every block),
-scores of content and distance and weighted sums over the window of each head, slots, and the head. Norms,
-softmax and dropout are not. An adaptive softmax counts all clusters, as when all probabilities are wanted;
-in training it computes a rare cluster only for the tokens that are in it, and costs less.
+Counted are the products of matrices: projections (of the memory too, where it is projected anew in every
+block), scores of content and distance and weighted sums over the window of each head, slots, and the head.
+Norms, softmax and dropout are not. An adaptive softmax counts all clusters, as when all probabilities are
+wanted; in training it computes a rare cluster only for the tokens that are in it, and costs less.
 Shapes: B batch, T block, D width, K head width, M memory that a head sees, W its window.
 """
 
@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from torch import nn
 
-from longspan.heads import AdaptiveSoftmaxHead, SplitSoftmaxHead
+from longspan.heads import AdaptiveSoftmaxHead, SoftmaxHead, SplitSoftmaxHead
 from longspan.layers.attention import Attention
 from longspan.layers.embeddings import AdaptiveEmbedding
 from longspan.layers.positions import NoPositions, SinusoidDistances
 from longspan.layers.recurrent import Recurrent
+from longspan.layers.rotary import RotaryPositions
 from longspan.layers.sha_attention import SingleHeadAttention
 from longspan.layers.stochastic import StochasticBlock
 from longspan.models.interface import LanguageModel
@@ -56,9 +57,10 @@ def _(block: Attention, shape: Shape) -> float:
     total = sum(map(_matrices, (block.query, block.key, block.value, block.out)))
     for W in block.span.windows_for(T):
         M = min(W, block.span.memory_length)
-        total += 2 * (2 * M * D * K) / T  # keys and values of the memory
+        if not block.keeps_keys:
+            total += 2 * (2 * M * D * K) / T  # keys and values of the memory
         total += 2 * (2 * W * K)  # scores and weighted sum
-        if not isinstance(positions, NoPositions):
+        if not isinstance(positions, NoPositions | RotaryPositions):
             total += 2 * W * K
         if isinstance(positions, SinusoidDistances):
             total += 2 * W * D * K / (B * T)
@@ -88,6 +90,11 @@ def _(block: StochasticBlock, shape: Shape) -> float:
 @flops.register
 def _(embedding: AdaptiveEmbedding, shape: Shape) -> float:
     return sum(2.0 * projection_DK.numel() for projection_DK in embedding.projections)
+
+
+@flops.register
+def _(head: SoftmaxHead, shape: Shape) -> float:
+    return 2.0 * head.weight_VD.numel()
 
 
 @flops.register

@@ -69,6 +69,8 @@ class Stack(LanguageModel):
         return {"span": torch.stack([span.penalty() for span in spans]).sum()} if spans else {}
 
     def after_update(self) -> None:
+        for span in self._learned_spans():
+            span.count_update()
         self.refresh()
 
     def refresh(self) -> None:

@@ -1,0 +1,55 @@
+"""What a modern transformer with memory is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from longspan.config.schema import option, section
+from longspan.config.span import SpanConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModernConfig:
+    """Spans and memory in a transformer as it is built today."""
+
+    architecture: Literal["modern"] = option("modern", help="which kind of model")
+    num_layers: int = option(12, help="layers, each attention followed by feed-forward")
+    width: int = option(512, help="size of the hidden states")
+    num_heads: int = option(8, help="attention heads per layer")
+    inner_width: int = option(2048, help="size of the feed-forward layer's hidden part")
+    feed_forward: Literal["relu", "gelu", "squared-relu", "swiglu"] = option(
+        "squared-relu", help="what is between the matrices; swiglu has three of them, the others two"
+    )
+    positions: Literal["rotary", "none"] = option("rotary", help="how distance counts in attention")
+    rotary_base: float = option(10000.0, help="rotary positions: the slowest pair turns once in 6.3 x this")
+    query_key_norm: bool = option(True, help="norm queries and keys in every head")
+    memory: Literal["hidden", "keys-values"] = option(
+        "hidden",
+        help="remember hidden states and project them anew in every block, or keys and values as they were "
+        "when they were read: cheaper, and no gradient reaches the projections through the memory",
+    )
+    dropout: float = option(
+        0.0, help="dropout on embeddings, attention weights, and the outputs of all layers"
+    )
+    tied: bool = option(False, help="predict with the table of the embedding")
+    softcap: float | None = option(None, help="keep the scores of words within this (default: no limit)")
+    span: SpanConfig = section(SpanConfig, help="where a head may look")
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "width", "num_heads", "inner_width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if self.width % self.num_heads:
+            raise ValueError(f"width {self.width} is not a multiple of num_heads {self.num_heads}")
+        if self.positions == "rotary" and self.width // self.num_heads % 2:
+            raise ValueError(
+                f"rotary positions turn pairs: width / num_heads must be even, not "
+                f"{self.width // self.num_heads}"
+            )
+        if not self.rotary_base > 1.0:
+            raise ValueError("rotary_base must be above 1")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError("dropout must be at least 0 and below 1")
+        if self.softcap is not None and not self.softcap > 0.0:
+            raise ValueError("softcap must be above 0")

@@ -1,0 +1,242 @@
+"""The modern parts against their formulas: rotary positions, normed queries and keys, memories, the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from longspan.config import ModernConfig, SpanConfig
+from longspan.heads import SoftmaxHead
+from longspan.layers.feed_forward import squared_relu
+from longspan.layers.rotary import RotaryPositions
+from longspan.models import LanguageModel, Stack, build
+from longspan.models.cost import Shape, flops, model_flops
+
+V, D, H, K, LIMIT = 13, 16, 2, 8, 6
+CONFIG = ModernConfig(
+    num_layers=2, width=D, num_heads=H, inner_width=24, span=SpanConfig(kind="fixed", limit=LIMIT)
+)
+
+
+def lively(config: ModernConfig) -> Stack:
+    """A model in float64 whose blocks add something and whose gains are not 1."""
+    torch.manual_seed(7)
+    model = build(config, V).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("out.weight", "contract.weight")):
+                parameter.normal_(std=0.3)
+            elif name.endswith(("norm.weight", "gain_H")):
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    assert isinstance(model, Stack)
+    return model
+
+
+def text(length: int, batch: int = 2) -> Tensor:
+    return torch.randint(V, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+class TestRotary:
+    def test_pairs_turn_as_complex_numbers(self) -> None:
+        x = torch.randn(2, 5, 3, 8, dtype=torch.float64)
+        first = torch.tensor([4, 1000])
+        pairs = torch.complex(x[..., :4], x[..., 4:])
+        n = first[:, None, None, None] + torch.arange(5)[:, None, None]
+        turned = pairs * torch.exp(1j * n * 50.0 ** (-torch.arange(4, dtype=torch.float64) / 4))
+        expected = torch.cat([turned.real, turned.imag], dim=-1)
+        torch.testing.assert_close(RotaryPositions(base=50.0).placed(x, first), expected)
+
+    def test_only_differences_count_however_far_the_text_has_gone(self) -> None:
+        positions = RotaryPositions()
+        q, k = torch.randn(2, 1, 7, 1, 64)
+
+        def scores(start: int) -> Tensor:
+            first = torch.tensor([start])
+            return torch.einsum("bthk,bshk->ts", positions.placed(q, first), positions.placed(k, first - 3))
+
+        torch.testing.assert_close(scores(10**9), scores(0), rtol=1e-4, atol=1e-4)
+
+    def test_half_precision_stays_half_precision(self) -> None:
+        x = torch.randn(1, 3, 2, 8, dtype=torch.bfloat16)
+        assert RotaryPositions().placed(x, torch.tensor([0])).dtype == torch.bfloat16
+
+
+ACTIVATIONS = {
+    "relu": lambda x: x.clamp(min=0),
+    "gelu": lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2,
+    "squared-relu": lambda x: x.clamp(min=0) ** 2,
+    "swiglu": lambda x: x * torch.sigmoid(x),
+}
+
+
+def by_hand(model: Stack, config: ModernConfig, tokens: Tensor) -> Tensor:
+    """The model straight from its equations, the whole text at once."""
+    h = model.embedding(tokens)
+    t = tokens.shape[1]
+    distance = torch.arange(t)[:, None] - torch.arange(t)
+    seen = (distance >= 0) & (distance < LIMIT)
+    for attention, feed in zip(model.blocks[::2], model.blocks[1::2], strict=True):
+        x = rms(h) * attention.norm.weight
+        q, k, v = (
+            layer(x).unflatten(-1, (H, K)).transpose(1, 2)
+            for layer in (attention.query, attention.key, attention.value)
+        )
+        if config.query_key_norm:
+            q, k = rms(q) * attention.query_key_norm.gain_H[:, None, None], rms(k)
+        pair = torch.arange(K // 2, dtype=torch.float64)
+        angle = torch.arange(t)[:, None] * config.rotary_base ** (-pair / (K // 2))
+        turn = torch.exp(1j * angle)
+        if config.positions == "none":
+            turn = torch.ones_like(turn)
+        q, k = (torch.complex(x[..., : K // 2], x[..., K // 2 :]) * turn for x in (q, k))
+        scores = (q @ k.mH).real / math.sqrt(K)
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        h = h + attention.out((weights @ v).transpose(1, 2).flatten(2))
+        x = rms(h) * feed.norm.weight
+        inner = feed.expand(x)
+        inner = ACTIVATIONS[config.feed_forward](inner)
+        if feed.gate is not None:
+            inner = inner * feed.gate(x)
+        h = h + feed.contract(inner)
+    return rms(h) * model.final_norm.weight
+
+
+def rms(x: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"memory": "keys-values", "rotary_base": 100.0},
+        {"feed_forward": "swiglu", "query_key_norm": False},
+        {"feed_forward": "gelu", "positions": "none"},
+        {"feed_forward": "relu"},
+    ],
+)
+def test_it_is_its_equations(changes: dict) -> None:
+    config = dataclasses.replace(CONFIG, **changes)
+    model, tokens = lively(config), text(15)
+    with torch.no_grad():
+        expected = by_hand(model, config, tokens)
+        state, pieces = model.initial_state(2), []
+        for piece in tokens.split([4, 1, 7, 3], dim=1):
+            hidden, state = model(piece, state)
+            pieces.append(hidden)
+    torch.testing.assert_close(torch.cat(pieces, dim=1), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_squared_relu() -> None:
+    assert squared_relu(torch.tensor([-2.0, 0.0, 3.0])).tolist() == [0.0, 0.0, 9.0]
+
+
+def test_a_fresh_model_adds_nothing_to_its_embeddings() -> None:
+    model = build(CONFIG, V)
+    tokens = text(9)
+    hidden, _ = model(tokens, model.initial_state(2))
+    torch.testing.assert_close(hidden, rms(model.embedding(tokens)))
+    nll = model.head.nll(hidden, tokens)
+    assert nll.mean().item() == pytest.approx(math.log(V), abs=0.1)
+
+
+class TestMemories:
+    def gradient(self, model: LanguageModel) -> Tensor:
+        """Of the keys' matrix, for one token whose text was read before."""
+        state = model(text(5), model.initial_state(2))[1].detach()
+        hidden, _ = model(text(1), state)
+        (grad,) = torch.autograd.grad(hidden.square().sum(), model.blocks[0].key.weight)
+        return grad
+
+    def test_both_read_the_same_while_weights_stay(self) -> None:
+        hidden = lively(CONFIG)
+        kept = lively(dataclasses.replace(CONFIG, memory="keys-values"))
+        state, other = hidden.initial_state(2), kept.initial_state(2)
+        for piece in text(20).split(5, dim=1):
+            one, state = hidden(piece, state)
+            two, other = kept(piece, other)
+            torch.testing.assert_close(one, two)
+        assert other.branch("blocks").branch("0").tensor("memory").shape == (2, LIMIT, 2 * H, K)
+
+    def test_older_keys_come_from_older_weights(self) -> None:
+        model = lively(dataclasses.replace(CONFIG, memory="keys-values"))
+        _, before = model(text(5), model.initial_state(2))
+        with torch.no_grad():
+            model.blocks[0].key.weight.mul_(-1)
+        _, after = model(text(1), before)
+        old, new = (s.branch("blocks").branch("0").tensor("memory") for s in (before, after))
+        assert torch.equal(new[:, :-1], old[:, 1:])
+
+    def test_gradients_reach_the_projections_through_hidden_states_only(self) -> None:
+        anew = self.gradient(lively(CONFIG))
+        kept = self.gradient(lively(dataclasses.replace(CONFIG, memory="keys-values")))
+        assert not torch.allclose(anew, kept)
+        # One token of its own, seen by itself alone in the block: what is left is its own key.
+        assert kept.abs().sum() < anew.abs().sum()
+
+    def test_groups_of_heads_may_change_from_block_to_block(self) -> None:
+        span = SpanConfig(limit=600, ramp=2, start=0.01)
+        model = lively(dataclasses.replace(CONFIG, memory="keys-values", span=span))
+        twin = lively(dataclasses.replace(CONFIG, span=span))
+        states = [model.initial_state(1), twin.initial_state(1)]
+        for fractions in ([0.01, 0.01], [0.4, 0.01], [0.02, 0.6], [0.01, 0.3]):
+            for learner in (model, twin):
+                with torch.no_grad():
+                    for block in learner.blocks[::2]:
+                        block.span.fraction_H.copy_(torch.tensor(fractions))
+                learner.after_update()
+            read = [learner(text(40, 1), state) for learner, state in zip((model, twin), states, strict=True)]
+            torch.testing.assert_close(read[0][0], read[1][0])
+            states = [state for _, state in read]
+
+
+class TestHead:
+    def test_scores_stay_within_the_cap(self) -> None:
+        head = SoftmaxHead(D, V, bias=False, softcap=3.0)
+        h = torch.randn(2, 4, D) * 50
+        capped = 3 * torch.tanh(F.linear(h, head.scores.weight) / 3)
+        torch.testing.assert_close(head.log_probs(h), capped.log_softmax(-1))
+        assert head.log_probs(h).min() > -6 - math.log(V)
+
+    def test_a_tied_head_has_no_weights_of_its_own(self) -> None:
+        model = build(dataclasses.replace(CONFIG, tied=True), V)
+        assert not list(model.head.parameters())
+        h = torch.randn(1, 3, D)
+        expected = F.linear(h, model.embedding.weight).log_softmax(-1)
+        torch.testing.assert_close(model.head.log_probs(h), expected)
+        assert flops(model.head, Shape(2, 5)) == 2 * V * D
+
+
+def test_parameters_and_costs_by_hand() -> None:
+    model = build(CONFIG, V)
+    assert sum(p.numel() for p in model.parameters()) == (
+        2 * V * D + D + 2 * (4 * D * D + H + D + 2 * D * 24 + D)
+    )
+    shape = Shape(2, 5)
+    matrices = 2 * V * D + 2 * 2 * (4 * D * D + 2 * D * 24)
+    attention = 2 * 2 * 2 * LIMIT * D
+    anew = 2 * 2 * 2 * LIMIT * D * D / 5
+    assert model_flops(model, shape) == pytest.approx(matrices + attention + anew)
+    kept = build(dataclasses.replace(CONFIG, memory="keys-values"), V)
+    assert model_flops(kept, shape) == pytest.approx(matrices + attention)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_heads": 16}, "must be even, not 1"),
+        ({"num_heads": 3}, "not a multiple"),
+        ({"softcap": 0.0}, "softcap must be above 0"),
+        ({"rotary_base": 1.0}, "rotary_base must be above 1"),
+        ({"dropout": 1.0}, "dropout must be"),
+        ({"inner_width": 0}, "inner_width must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIG, **changes)
