@@ -175,6 +175,22 @@ def test_kernels_equal_plain_torch_whatever_is_asked(seed: int, dtype: torch.dty
     check(drawn(seed), dtype)
 
 
+def test_tiny_mass_inside_the_span_shows_the_epsilon() -> None:
+    """A key out of the span takes all but e^-18 of the softmax, about as much as the 1e-8 and too little for
+    fp16."""
+    case = Case(windows=((2,),), reaches=(2,), batch=1, block=1, width=1, spans=(0.0,), ramp=1)
+    tensors = tensors_of(case, torch.float32, DEVICE)
+    with torch.no_grad():
+        tensors["q"].fill_(1)
+        tensors["past0"][0, :, :, 0] = torch.tensor([[18.0, 3.0], [0.0, 1.0]])
+    exact = in_float64(tensors)
+    expected = with_gradients(head_by_head(eager.span_attention, case, exact, [2]), exact)
+    mass = 1 / (1 + math.exp(18))
+    assert expected["out"].item() == pytest.approx(mass / (mass + EPSILON), rel=1e-9)
+    found = with_gradients(together(fused.span_attention, case, tensors), tensors)
+    assert_near(found, expected, TOLERANCE[torch.float32])
+
+
 @only_interpreted
 @pytest.mark.parametrize("name", ["slots and spans", "groups of different reach"])
 def test_half_precision_sums_in_float32(name: str) -> None:

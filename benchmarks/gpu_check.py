@@ -1,0 +1,67 @@
+"""The part of the test suite that needs a GPU: the kernels in every precision, recorded steps, resumed runs.
+
+    python benchmarks/gpu_check.py [--workers N] [PYTEST OPTION ...] | tee gpu_check.log
+
+Works from a bare checkout, in any environment with what Longspan imports and pytest; with pytest-xdist the
+tests share the GPU, so that kernels are compiled side by side. Ends with what it ran on, and as pytest does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parent.parent
+TESTS = [
+    "tests/kernels/test_door.py",
+    "tests/kernels/test_fused.py",
+    "tests/training/test_graphs.py",
+    "tests/training/test_gpu.py",
+]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="run the tests that need a GPU")
+    parser.add_argument("--workers", type=int, default=8, help="tests at a time (with pytest-xdist)")
+    args, options = parser.parse_known_args()
+    if not torch.cuda.is_available():
+        print("gpu_check: torch sees no GPU here", file=sys.stderr)
+        return 1
+    if importlib.util.find_spec("pytest") is None:
+        print("gpu_check: needs pytest; pip install pytest", file=sys.stderr)
+        return 1
+    parallel = ["-n", str(args.workers)] if importlib.util.find_spec("xdist") else []
+    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    began = time.monotonic()
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-rfEs", "--durations=10", *parallel, *options, *TESTS],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        check=False,
+    )
+    print(
+        f"{'passed' if result.returncode == 0 else 'FAILED'} in {time.monotonic() - began:.0f} s: "
+        f"{torch.cuda.get_device_name()}, Python {platform.python_version()}, torch {torch.__version__}, "
+        f"CUDA {torch.version.cuda}, triton {_version('triton')}"
+    )
+    return result.returncode
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
