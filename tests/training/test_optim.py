@@ -9,9 +9,20 @@ import pytest
 import torch
 from torch import nn
 
-from longspan.config import StageConfig
+from longspan.config import ModernConfig, ShaRnnConfig, StageConfig
 from longspan.errors import UserError
-from longspan.optim import Adagrad, build_optimizers, done, fraction, memories, restore_memories, set_rate
+from longspan.models import build
+from longspan.optim import (
+    Adagrad,
+    Muon,
+    build_optimizers,
+    done,
+    fraction,
+    memories,
+    restore_memories,
+    set_rate,
+)
+from longspan.optim.muon import orthogonal
 
 from .tiny import TinyModel
 
@@ -55,7 +66,94 @@ class TestAdagrad:
         assert still not in optimizer.state
 
 
+class TestMuon:
+    SHAPES = ((6, 4), (4, 6), (6, 4), (5, 5), (6, 4))
+
+    def matrices(self) -> list[nn.Parameter]:
+        generator = torch.Generator().manual_seed(2)
+        return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in self.SHAPES]
+
+    def test_it_moves_as_torch_does(self) -> None:
+        ours, theirs = self.matrices(), self.matrices()
+        muon = Muon(ours, lr=0.1, momentum=0.9, weight_decay=0.2)
+        other = torch.optim.Muon(
+            theirs, lr=0.1, momentum=0.9, weight_decay=0.2, adjust_lr_fn="match_rms_adamw"
+        )
+        generator = torch.Generator().manual_seed(4)
+        for _ in range(3):
+            for p, q in zip(ours, theirs, strict=True):
+                p.grad = torch.randn(p.shape, generator=generator) * 1e-3
+                q.grad = p.grad.clone()
+            muon.step()
+            other.step()
+        for p, q in zip(ours, theirs, strict=True):  # torch's is in bfloat16
+            torch.testing.assert_close(p, q, rtol=0.02, atol=0.02)
+            torch.testing.assert_close(muon.state[p]["momentum_buffer"], other.state[q]["momentum_buffer"])
+
+    def test_it_follows_the_formula(self) -> None:
+        values = [p.detach().double() for p in self.matrices()]
+        parameters = [nn.Parameter(v.clone()) for v in values]
+        optimizer = Muon(parameters, lr=0.1, momentum=0.9, weight_decay=0.2)
+        means = [torch.zeros_like(v) for v in values]
+        for _ in range(2):
+            for i, p in enumerate(parameters):
+                p.grad = torch.randn_like(p)
+                means[i] = 0.9 * means[i] + 0.1 * p.grad
+                x = 0.1 * p.grad + 0.9 * means[i]
+                x = x / x.norm()
+                for _ in range(5):
+                    xxt = x @ x.T
+                    x = 3.4445 * x - 4.775 * xxt @ x + 2.0315 * xxt @ xxt @ x
+                values[i] = values[i] * (1 - 0.1 * 0.2) - 0.1 * 0.2 * math.sqrt(max(p.shape)) * x
+            optimizer.step()
+        for p, v in zip(parameters, values, strict=True):
+            torch.testing.assert_close(p.detach(), v, rtol=1e-9, atol=1e-9)
+
+    @pytest.mark.parametrize("shape", [(3, 20, 8), (2, 8, 20), (1, 7, 7)])
+    def test_all_singular_values_come_near_one(self, shape: tuple[int, ...]) -> None:
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        left, _, right = torch.linalg.svd(x, full_matrices=False)
+        found = torch.linalg.svdvals(orthogonal(x))
+        assert found.min() > 0.4
+        assert found.max() < 1.3
+        inner = left.mT @ orthogonal(x) @ right.mT  # its singular vectors are those of x
+        torch.testing.assert_close(inner, torch.diag_embed(inner.diagonal(dim1=1, dim2=2)))
+
+    def test_zeros_stay_and_spoil_nobody(self) -> None:
+        x = torch.stack([torch.zeros(3, 4), torch.eye(3, 4)])
+        assert torch.equal(orthogonal(x)[0], torch.zeros(3, 4))
+        assert torch.equal(orthogonal(x)[1], orthogonal(x[1:])[0])
+
+    def test_a_matrix_without_gradient_stays(self) -> None:
+        moved, still = self.matrices()[0], self.matrices()[2]
+        before = still.detach().clone()
+        moved.grad = torch.ones_like(moved)
+        optimizer = Muon([moved, still], lr=0.1)
+        optimizer.step()
+        assert torch.equal(still, before)
+        assert list(optimizer.state) == [moved]
+
+
 class TestSchedules:
+    def test_trapezoid_falls_on_a_straight_line_at_the_end(self) -> None:
+        shape = stage(schedule="trapezoid", warmup_steps=4, cooldown=0.2, final_fraction=0.1)
+        assert [fraction(shape, t) for t in (1, 2, 4, 40, 81)] == pytest.approx([0.25, 0.5, 1, 1, 1])
+        assert [fraction(shape, t) for t in (91, 96, 101)] == pytest.approx([0.55, 0.325, 0.1])
+
+    def test_one_minus_sqrt_falls_quickly_at_first(self) -> None:
+        shape = stage(schedule="one-minus-sqrt", cooldown=0.4)
+        assert [fraction(shape, t) for t in (1, 61, 71, 101)] == pytest.approx([1, 1, 0.5, 0])
+
+    def test_a_cool_down_follows_the_clock(self) -> None:
+        timed = stage(schedule="trapezoid", cooldown=0.5, max_seconds=60.0)
+        assert [fraction(timed, 1, t) for t in (0.0, 30.0, 45.0, 60.0)] == pytest.approx([1, 1, 0.5, 0])
+
+    def test_a_cool_down_of_nothing_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="cooldown must be above 0"):
+            stage(schedule="trapezoid", cooldown=0.0)
+        with pytest.raises(ValueError, match="cooldown"):
+            stage(schedule="cosine", cooldown=0.2)
+
     def test_warm_up_is_t_over_warmup_counted_from_one(self) -> None:
         warm = stage(warmup_steps=4)
         assert [fraction(warm, t) for t in range(1, 7)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
@@ -109,6 +207,27 @@ class TestBuild:
             optimizer.step()
         assert all(not torch.equal(before[n], p) for n, p in model.named_parameters())
 
+    @pytest.mark.parametrize("kind", ["adamw", "muon"])
+    @pytest.mark.parametrize(
+        "config",
+        [
+            ModernConfig(num_layers=2, width=8, num_heads=2, inner_width=16, tied=True),
+            ModernConfig(num_layers=1, width=8, num_heads=2, inner_width=16, feed_forward="swiglu"),
+            ShaRnnConfig(num_layers=2, width=8, inner_width=16),
+        ],
+        ids=lambda config: config.architecture,
+    )
+    def test_groups_add_up_to_the_model(self, kind: Any, config: Any) -> None:
+        model = build(config, 11)
+        optimizers = build_optimizers(model, stage(optimizer=kind, weight_decay=0.1))
+        groups = [g for o in optimizers for g in o.param_groups]
+        held = [p for g in groups for p in g["params"]]
+        assert len(held) == len({id(p) for p in held})
+        assert {id(p) for p in held} == {id(p) for p in model.parameters()}
+        names = {id(p): n for n, p in model.named_parameters()}
+        decayed = {names[id(p)] for g in groups if g["weight_decay"] > 0 for p in g["params"]}
+        assert decayed == {n for n, p in model.blocks.named_parameters(prefix="blocks") if p.ndim == 2}
+
     def test_only_matrices_of_blocks_decay(self) -> None:
         model = TinyModel()
         optimizers = build_optimizers(model, stage(optimizer="adamw", weight_decay=0.1))
@@ -120,7 +239,7 @@ class TestBuild:
     def test_muon_moves_matrices_and_adamw_the_rest_at_its_own_rate(self) -> None:
         settings = stage(optimizer="muon", learning_rate=0.02, adamw_learning_rate=0.001, momentum=0.95)
         muon, adamw = build_optimizers(TinyModel(), settings)
-        assert isinstance(muon, torch.optim.Muon)
+        assert isinstance(muon, Muon)
         assert isinstance(adamw, torch.optim.AdamW)
         set_rate([muon, adamw], 0.5)
         assert {g["lr"] for g in muon.param_groups} == {0.01}

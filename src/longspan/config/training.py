@@ -17,7 +17,8 @@ _HEEDED_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "weight_decay": ("optimizer", ("adam", "adamw", "lamb", "sgd", "muon")),
     "min_trust": ("optimizer", ("lamb",)),
     "adamw_learning_rate": ("optimizer", ("muon",)),
-    "final_fraction": ("schedule", ("cosine",)),
+    "final_fraction": ("schedule", ("cosine", "trapezoid", "one-minus-sqrt")),
+    "cooldown": ("schedule", ("trapezoid", "one-minus-sqrt")),
 }
 
 
@@ -35,11 +36,16 @@ class StageConfig:
         "adamw", help="muon moves the matrices of the blocks and leaves everything else to adamw"
     )
     learning_rate: float = option(help="the highest learning rate of the stage")
-    schedule: Literal["constant", "cosine", "inverse-sqrt"] = option(
-        "constant", help="what the learning rate does after the warm-up"
+    schedule: Literal["constant", "cosine", "inverse-sqrt", "trapezoid", "one-minus-sqrt"] = option(
+        "constant",
+        help="what the learning rate does after the warm-up; the last two keep it until the cool-down, in "
+        "which it falls on a straight line, or as 1 - sqrt",
     )
     warmup_steps: int = option(0, help="linear warm-up: step t uses t/warmup of the rate, t from 1")
-    final_fraction: float = option(0.0, help="where a cosine ends, as a fraction of the learning rate")
+    cooldown: float = option(0.4, help="trapezoid, one-minus-sqrt: the last part of the stage, of 1")
+    final_fraction: float = option(
+        0.0, help="where a rate that falls to the end of the stage ends, as a fraction of the learning rate"
+    )
     clip_norm: float = option(
         0.0, help="limit of the gradient norm, 0 for none; over each tensor for adagrad, else over all"
     )
@@ -55,7 +61,7 @@ class StageConfig:
         None, help="with muon: the rate of everything muon does not move (default: the same rate)"
     )
     max_seconds: float | None = option(
-        None, help="end the stage after this much training time; a cosine then runs over the time"
+        None, help="end the stage after this much training time; schedules that end with it run over the time"
     )
 
     def __post_init__(self) -> None:
@@ -71,6 +77,8 @@ class StageConfig:
                 raise ValueError(f"{name} must be at least 0 and below 1")
         if not 0.0 <= self.final_fraction <= 1.0:
             raise ValueError("final_fraction must lie between 0 and 1")
+        if not 0.0 < self.cooldown <= 1.0:
+            raise ValueError("cooldown must be above 0 and at most 1")
         if not self.min_trust >= 0.0:
             raise ValueError("min_trust must not be negative")
         defaults = {field.name: field.default for field in fields(self)}

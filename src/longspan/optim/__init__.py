@@ -4,11 +4,13 @@ from longspan.optim.adagrad import Adagrad
 from longspan.optim.build import build_optimizers, set_rate
 from longspan.optim.lamb import Lamb
 from longspan.optim.memory import memories, restore_memories
+from longspan.optim.muon import Muon
 from longspan.optim.schedules import done, fraction
 
 __all__ = [
     "Adagrad",
     "Lamb",
+    "Muon",
     "build_optimizers",
     "done",
     "fraction",

@@ -14,6 +14,7 @@ from longspan.errors import UserError
 from longspan.models.interface import LanguageModel
 from longspan.optim.adagrad import Adagrad
 from longspan.optim.lamb import Lamb
+from longspan.optim.muon import Muon
 
 _MOMENTUM = {"muon": 0.95, "sgd": 0.0}  # where the stage does not say
 
@@ -38,13 +39,7 @@ def build_optimizers(
     if stage.optimizer == "muon":
         if not matrices:
             raise UserError("muon needs matrices inside blocks and this model has none; use adamw")
-        muon = torch.optim.Muon(
-            _group(matrices, rate, stage.weight_decay),
-            lr=rate,
-            momentum=momentum,
-            # The step of a matrix is as large as AdamW's would be: rates of the two can be compared.
-            adjust_lr_fn="match_rms_adamw",
-        )
+        muon = Muon(_group(matrices, rate, stage.weight_decay), lr=rate, momentum=momentum)
         rate_of_others = rate if stage.adamw_learning_rate is None else stage.adamw_learning_rate
         return [muon, _adam(torch.optim.AdamW, _group(others, rate_of_others), stage)]
     groups = _group(matrices, rate, stage.weight_decay) + _group(others, rate)

@@ -1,0 +1,145 @@
+"""Where heads look at the start, how the price of looking far grows, and spans that are frozen."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from longspan.config import AdaptiveSpanConfig, ModernConfig, RunConfig, ShaRnnConfig, SpanConfig, schema
+from longspan.errors import UserError
+from longspan.layers.span import FixedSpan, LearnedSpan
+from longspan.models import build
+from longspan.models.windows import with_frozen_spans
+
+MODERN = ModernConfig(num_layers=2, width=8, num_heads=2, inner_width=12, span=SpanConfig(limit=40, ramp=3))
+
+
+class TestStarts:
+    def test_in_geometric_steps(self) -> None:
+        span = LearnedSpan(SpanConfig(limit=1000, ramp=1, start=0.01, start_longest=0.64), 4)
+        torch.testing.assert_close(span.fraction_H.detach(), torch.tensor([0.01, 0.04, 0.16, 0.64]))
+        assert span.sizes_H().tolist() == [11, 41, 161, 641]
+        assert span.windows == (16, 48, 176, 656)  # the sizes follow before the first update
+
+    def test_all_alike(self) -> None:
+        assert LearnedSpan(SpanConfig(start=0.25), 3).fraction_H.tolist() == [0.25] * 3
+        assert LearnedSpan(SpanConfig(start=0.25, start_longest=0.5), 1).fraction_H.tolist() == [0.25]
+
+    @pytest.mark.parametrize(
+        "options", [{"start": 0.0}, {"start": 0.6}, {"start": 0.1, "per": "layer"}], ids=str
+    )
+    def test_what_cannot_be_spread_is_refused(self, options: dict) -> None:
+        with pytest.raises(ValueError, match="start_longest"):
+            SpanConfig(start_longest=0.5, **options)
+
+
+class TestPenalty:
+    def weights(self, **options: int) -> list[float]:
+        """The penalty of a model before each of eight updates."""
+        span = SpanConfig(limit=100, ramp=3, start=0.5, penalty=0.02, **options)
+        model = build(dataclasses.replace(MODERN, span=span), 5)
+        found = []
+        for _ in range(8):
+            found.append(round(model.penalties()["span"].item(), 6))
+            model.after_update()
+        return found
+
+    def test_it_sets_in_and_grows(self) -> None:
+        assert self.weights() == [2] * 8
+        assert self.weights(penalty_full=4) == [0.4, 0.8, 1.2, 1.6, 2, 2, 2, 2]
+        assert self.weights(penalty_from=3) == [0, 0, 0, 2, 2, 2, 2, 2]
+        assert self.weights(penalty_from=2, penalty_full=5) == [0, 0, 0.5, 1, 1.5, 2, 2, 2]
+
+    def test_it_goes_on_where_it_was(self) -> None:
+        config = dataclasses.replace(
+            MODERN, span=SpanConfig(limit=100, ramp=3, start=0.5, penalty=0.02, penalty_full=9)
+        )
+        model, twin = build(config, 5), build(config, 5)
+        for _ in range(3):
+            model.after_update()
+        twin.load_state_dict(model.state_dict())
+        assert twin.penalties()["span"].item() == model.penalties()["span"].item() == pytest.approx(0.8)
+
+    def test_one_that_does_not_grow_adds_nothing_to_a_checkpoint(self) -> None:
+        assert not any("updates" in name for name in build(MODERN, 5).state_dict())
+
+    def test_an_end_before_the_beginning_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="penalty_full below"):
+            SpanConfig(penalty_from=5, penalty_full=4)
+
+
+class TestWindows:
+    WINDOWS = ((3, 20), (7, 7))
+    SPAN = SpanConfig(kind="fixed", limit=40, windows=WINDOWS)
+
+    @pytest.mark.parametrize(
+        "config",
+        [MODERN, AdaptiveSpanConfig(num_layers=2, width=8, num_heads=2, inner_width=12)],
+        ids=["modern", "adaptive-span"],
+    )
+    def test_every_head_has_its_own(self, config: ModernConfig | AdaptiveSpanConfig) -> None:
+        model = build(dataclasses.replace(config, span=self.SPAN), 5)
+        spans = [module for module in model.modules() if isinstance(module, FixedSpan)]
+        assert tuple(span.windows_for(9) for span in spans) == self.WINDOWS
+        assert [span.memory_length for span in spans] == [20, 7]
+
+    def test_nothing_further_back_counts(self) -> None:
+        model = build(dataclasses.replace(MODERN, span=self.SPAN, num_layers=2), 5).double()
+        block = model.blocks[0]
+        torch.nn.init.normal_(block.out.weight)
+        x = torch.randn(1, 30, 8, dtype=torch.float64)
+        other = x.clone()
+        other[:, 5] += 1
+        with torch.no_grad():
+            whole, changed = (block(h, block.initial_state(1))[0] for h in (x, other))
+        moved = (whole != changed).any(-1)[0].nonzero().flatten().tolist()
+        assert moved == list(range(5, 25))
+
+    def test_it_is_written_and_read(self) -> None:
+        config = RunConfig(model=dataclasses.replace(MODERN, span=self.SPAN))
+        assert RunConfig.from_toml(config.to_toml().encode(), "here") == config
+
+    @pytest.mark.parametrize("windows", [((3, 20),), ((3, 20), (7,)), ((3, 20, 4), (7, 7, 4))])
+    def test_windows_of_another_model_are_refused(self, windows: tuple) -> None:
+        span = SpanConfig(kind="fixed", limit=40, windows=windows)
+        with pytest.raises(UserError, match="windows"):
+            build(dataclasses.replace(MODERN, span=span), 5)
+
+    @pytest.mark.parametrize("table", [{"windows": [[3]]}, {"kind": "fixed", "windows": [[41]], "limit": 40}])
+    def test_impossible_windows_are_refused(self, table: dict) -> None:
+        with pytest.raises(UserError, match="window"):
+            schema.read(SpanConfig, table)
+
+
+class TestFreezing:
+    def test_what_was_learned_becomes_windows(self) -> None:
+        model = build(MODERN, 5)
+        with torch.no_grad():
+            model.blocks[0].span.fraction_H.copy_(torch.tensor([0.25, 0.5]))
+            model.blocks[2].span.fraction_H.copy_(torch.tensor([0.0, 1.0]))
+        model.after_update()
+        config = with_frozen_spans(MODERN, model)
+        assert config.span == SpanConfig(kind="fixed", limit=40, windows=((13, 23), (3, 40)))
+        frozen = build(config, 5)
+        left = model.state_dict().keys() - frozen.state_dict().keys()
+        assert {name.rpartition(".")[2] for name in left} == {"fraction_H"}
+        assert not frozen.state_dict().keys() - model.state_dict().keys()
+
+    def test_it_reads_as_the_learned_one_where_no_edge_is_soft(self) -> None:
+        span = SpanConfig(limit=6, ramp=3, start=1.0)  # at the limit nothing is seen in part
+        config = dataclasses.replace(MODERN, span=span)
+        model = build(config, 5).double()
+        for block in model.blocks[::2]:
+            torch.nn.init.normal_(block.out.weight)
+        frozen = build(with_frozen_spans(config, model), 5).double()
+        frozen.load_state_dict({n: w for n, w in model.state_dict().items() if not n.endswith("fraction_H")})
+        tokens = torch.randint(5, (2, 17))
+        found, expected = (m(tokens, m.initial_state(2))[0] for m in (frozen, model))
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+    def test_without_spans_there_is_nothing_to_freeze(self) -> None:
+        sha_rnn = ShaRnnConfig(num_layers=2, width=8, inner_width=8)
+        with pytest.raises(UserError, match="nothing to freeze"):
+            with_frozen_spans(sha_rnn, build(sha_rnn, 5))
