@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from longspan.cli import cutoffs, data, eval, generate, import_, recipes, search, spans, train
+from longspan.cli import bench, cutoffs, data, eval, generate, import_, recipes, search, spans, train
 from longspan.config import RunConfig
 from longspan.config.reference import documented
 from longspan.errors import UserError, nearest
@@ -33,6 +33,7 @@ COMMANDS = {
     "cutoffs": cutoffs,
     "recipes": recipes,
     "import": import_,
+    "bench": bench,
 }
 
 

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
 def _summary(name: str) -> str:
     config = schema.read(RunConfig, recipes.load(name))
     steps = " + ".join(_length(stage) for stage in config.stage)
-    known = _vocabulary_size(config.data)
+    known = known_vocabulary_size(config.data)
     millions = _num_parameters(config, known or BYTES) / 1e6
     size = f"{millions:.1f}M parameters" + ("" if known else f" (with a vocabulary of {BYTES})")
     lines = [f"{name}: {config.description}", f"  {size}, {steps} on {config.data.corpus}"]
@@ -67,7 +67,7 @@ def _expectation(key: str, value: Any) -> str:
     return f"{split} {value} {measure.replace('_', ' ')}"
 
 
-def _vocabulary_size(data: DataConfig) -> int | None:
+def known_vocabulary_size(data: DataConfig) -> int | None:
     """How many tokens there will be, where it can be said without looking at the text."""
     if data.tokenizer.kind == "byte":
         return BYTES

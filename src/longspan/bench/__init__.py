@@ -1,0 +1,7 @@
+"""How fast this machine trains and decodes a model, next to what the same machine could do."""
+
+from longspan.bench.figures import Figures
+from longspan.bench.measure import Bench
+from longspan.bench.spans import PROFILES
+
+__all__ = ["PROFILES", "Bench", "Figures"]

@@ -1,0 +1,85 @@
+"""What the machine can do: time, memory, precision, matrix products, reading."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+Precision: TypeAlias = Literal["float32", "bf16", "fp16"]
+_DTYPE = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_SIDE = {"cpu": 2048, "cuda": 8192}
+_PRODUCTS, _PASSES = 10, 20
+
+
+def now(device: torch.device) -> float:
+    """The time when all that was asked of the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def seconds_of(work: Callable[[], object], device: torch.device, *, times: int, warm_ups: int) -> list[float]:
+    """How long each of `times` runs took, after some that do not count."""
+    seconds = []
+    for _ in range(warm_ups + times):
+        start = now(device)
+        work()
+        seconds.append(now(device) - start)
+    return seconds[warm_ups:]
+
+
+def autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    return torch.autocast(device.type, _DTYPE[precision], enabled=precision != "float32")
+
+
+def matrix_rate(device: torch.device, precision: Precision) -> float:
+    """FLOPs per second of one large square matrix product, with torch's present settings for products."""
+    side = _SIDE.get(device.type, _SIDE["cpu"])
+    left, right = (torch.randn(side, side, device=device).to(_DTYPE[precision]) for _ in range(2))
+    seconds = seconds_of(lambda: left @ right, device, times=_PRODUCTS, warm_ups=3)
+    return 2 * side**3 / statistics.median(seconds)
+
+
+def reading_seconds(tensors: list[Tensor]) -> float:
+    """How long it takes to read all these tensors once, as one array, for its largest value."""
+    flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
+    return statistics.median(seconds_of(flat.amax, flat.device, times=_PASSES, warm_ups=3))
+
+
+def watch_memory(device: torch.device) -> Callable[[], int | None]:
+    """From now on; what is returned tells the most bytes held at any time beyond those held now.
+
+    On a GPU tensors count. On a CPU it is the memory of the process, which only Linux tells.
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        held = torch.cuda.memory_allocated(device)
+        return lambda: torch.cuda.max_memory_allocated(device) - held
+    if device.type != "cpu" or not sys.platform.startswith("linux"):
+        return lambda: None
+    try:
+        # What was freed is given back: the process would seem to need less when it takes that again.
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    except (OSError, AttributeError):
+        return lambda: None
+    resident = _process_bytes("VmRSS")
+    return lambda: max(0, _process_bytes("VmHWM") - resident)
+
+
+def _process_bytes(field: str) -> int:
+    found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return 1024 * int(found[1])

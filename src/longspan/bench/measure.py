@@ -1,0 +1,121 @@
+"""From a recipe to its figures."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+
+import torch
+
+from longspan.bench.agreement import Agreement, check_agreement
+from longspan.bench.figures import Decoding, Figures, Steps, Work
+from longspan.bench.machine import matrix_rate, reading_seconds, seconds_of, watch_memory
+from longspan.bench.spans import learned_spans, set_profile
+from longspan.bench.training import Training
+from longspan.bench.ways import Way, ways_for
+from longspan.config import RunConfig
+from longspan.errors import UserError
+from longspan.generation import generate
+from longspan.models import LanguageModel, build_run
+from longspan.models.cost import Shape, model_flops
+from longspan.training.graphs import STEADY
+
+DECODED, DECODING_WARM_UPS = 100, 10
+WARM_UPS = {"cpu": 2, "cuda": STEADY + 3}  # on a GPU steps are recorded on the way
+
+
+class Bench:
+    """One recipe on one device; `say` hears what goes on."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        vocabulary_size: int,
+        device: torch.device,
+        *,
+        spans: str = "start",
+        say: Callable[[str], None] = print,
+    ) -> None:
+        if not config.stage:
+            raise UserError(f"{config.name} has no [[stage]]: nothing says which optimizer moves the weights")
+        self.config, self.vocabulary_size, self.device = config, vocabulary_size, device
+        self.spans, self.say = spans, say
+
+    def check(self) -> Agreement | None:
+        """A `UserError` if the two paths disagree; None where there is only one."""
+        model = self._model()
+        ways = ways_for(model, self.device)
+        if len(ways) < 2:
+            return None
+        self.say(f"{self.config.name}: do the paths agree?")
+        training = self.config.training
+        return check_agreement(
+            model,
+            *ways,
+            precision=training.precision,
+            block_length=training.block_length,
+            name=self.config.name,
+        )
+
+    def measure(self, agreement: Agreement | None, *, steps: int, decode: bool) -> Figures:
+        model, training = self._model(), self.config.training
+        shape = Shape(training.batch_size, training.block_length)
+        self.say(f"{self.config.name}: matrix products in {training.precision}")
+        windows = [window for span in learned_spans(model) for window in span.windows]
+        work = Work(
+            tokens=shape.batch_size * shape.block_length,
+            flops_per_token_forward=model_flops(model, shape),
+            matrix_flops_per_second=matrix_rate(self.device, training.precision),
+        )
+        ways = ways_for(model, self.device)
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        del model
+        return Figures(
+            recipe=self.config.name,
+            parameters=num_parameters,
+            vocabulary_size=self.vocabulary_size,
+            batch_size=shape.batch_size,
+            block_length=shape.block_length,
+            precision=training.precision,
+            spans=self.spans if windows else "fixed",
+            mean_window=sum(windows) / len(windows) if windows else None,
+            agreement=agreement,
+            work=work,
+            steps=[self._steps(way, steps) for way in ways],
+            decoding=self._decoding() if decode else None,
+        )
+
+    def _model(self) -> LanguageModel:
+        torch.manual_seed(self.config.training.seed)
+        model = build_run(self.config, self.vocabulary_size).to(self.device)
+        if self.spans == "profile":
+            set_profile(model, self.config.name)
+        return model
+
+    def _steps(self, way: Way, steps: int) -> Steps:
+        self.say(f"{self.config.name}: {steps} steps, {way.name} path ({way.means})")
+        peak = watch_memory(self.device)
+        try:
+            model = self._model()
+            if self.config.training.compile:
+                model.compile()
+            step = Training(model, self.config, way).step
+            warm_ups = WARM_UPS.get(self.device.type, WARM_UPS["cpu"])
+            seconds = seconds_of(step, self.device, times=steps, warm_ups=warm_ups)
+        except torch.OutOfMemoryError:
+            raise UserError(
+                f"{self.config.name}: the {way.name} path needs more memory than {self.device} has: "
+                "give a smaller --batch-size"
+            ) from None
+        return Steps(way.name, way.means, seconds, peak())
+
+    def _decoding(self) -> Decoding:
+        self.say(f"{self.config.name}: decoding {DECODED} tokens")
+        model = self._model().eval()
+        floor = reading_seconds(list(model.parameters()))
+        told = []
+        for _ in generate(model, [0], tokens=DECODING_WARM_UPS + DECODED, temperature=0.0):
+            told.append(time.perf_counter())  # a token that is known has been computed: nothing to wait for
+        seconds = [after - before for before, after in itertools.pairwise(told)]
+        return Decoding(seconds[-DECODED:], floor)

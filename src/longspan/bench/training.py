@@ -1,0 +1,48 @@
+"""Training steps on random tokens. Shapes: B lanes, T block."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longspan.bench.ways import Way
+from longspan.config import RunConfig
+from longspan.models import LanguageModel
+from longspan.optim import build_optimizers, set_rate
+from longspan.state import State
+from longspan.training.step import Updater
+
+
+class LaunchedUpdater(Updater):
+    """Launches every operation of every step, wherever it runs."""
+
+    def _read(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
+        with self._autocast():
+            hidden_BTD, after = self.model(tokens_BT, state)
+        return hidden_BTD, after
+
+
+class Training:
+    """Steps as a recipe trains, one way, with the state carried from each to the next."""
+
+    def __init__(self, model: LanguageModel, config: RunConfig, way: Way) -> None:
+        training, self._stage = config.training, config.stage[0]
+        kind = Updater if way.recorded else LaunchedUpdater
+        self.way = way
+        self.updater = kind(model, precision=training.precision, micro_batches=training.micro_batches)
+        self.optimizers = build_optimizers(model, self._stage)
+        # All the work of an update, and spans that stay where they were set.
+        set_rate(self.optimizers, 0.0)
+        self.state = model.initial_state(training.batch_size)
+        self._generator = torch.Generator().manual_seed(1)
+        self._shape = (training.batch_size, training.block_length + 1)
+
+    def step(self) -> Tensor:
+        tokens = torch.randint(self.updater.model.vocabulary_size, self._shape, generator=self._generator)
+        # Adagrad clips every tensor by itself.
+        clip_norm = 0.0 if self._stage.optimizer == "adagrad" else self._stage.clip_norm
+        with self.way.attention():
+            nats, self.state = self.updater.update(
+                tokens[:, :-1], tokens[:, 1:], self.state, self.optimizers, clip_norm
+            )
+        return nats

@@ -1,0 +1,132 @@
+"""`longspan bench`: how fast models train and decode on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from longspan import recipes
+from longspan.cli.console import say, show_table
+from longspan.cli.overrides import apply, split_overrides
+from longspan.cli.recipes import BYTES, known_vocabulary_size
+from longspan.config import RunConfig
+from longspan.config.schema import read
+from longspan.errors import UserError
+from longspan.files import whole_file
+
+if TYPE_CHECKING:
+    import torch
+
+    from longspan.bench import Figures
+
+# --batch-size is short for --training.batch-size, and so on.
+SHORT = ("batch_size", "block_length")
+# On a CPU nobody wants to wait for the shapes of a GPU.
+SMALL = {"training.batch_size": "2", "training.block_length": "128", "training.micro_batches": "1"}
+
+
+def register(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "bench",
+        help="how fast models train and decode on this machine",
+        description="Time training steps of a recipe, optimizer included, by the reference path and by the "
+        "fast path, after checking that the two compute the same. Weights and tokens are random. Dotted "
+        "options change the recipes, for example --training.precision bf16.",
+    )
+    parser.add_argument(
+        "recipes",
+        nargs="*",
+        metavar="RECIPE",
+        help=f"names from 'longspan recipes' or TOML files (default: {recipes.DEFAULT})",
+    )
+    parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: auto)")
+    parser.add_argument("--batch-size", metavar="N", help="default: the recipe's; on a CPU 2")
+    parser.add_argument("--block-length", metavar="N", help="default: the recipe's; on a CPU 128")
+    parser.add_argument("--steps", type=int, default=10, metavar="N", help="timed steps (default: 10)")
+    parser.add_argument(
+        "--spans",
+        choices=("start", "profile"),
+        default="start",
+        help="learned spans as training begins, or as it may leave them: most heads short, a few long "
+        "(default: start)",
+    )
+    parser.add_argument("--decode", action="store_true", help="also time the decoding of one text")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a new file")
+    parser.set_defaults(run=run, accepts_overrides=True)
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.steps < 1:
+        raise UserError(f"--steps must be at least 1, not {args.steps}")
+    if args.json is not None and args.json.exists():
+        raise UserError(f"{args.json} exists already: give another name with --json")
+    from longspan.bench import Bench
+    from longspan.runs import pick_device
+    from longspan.runs.environment import environment
+
+    device = pick_device(args.device)
+    options = _options(args, device)
+    benches = []
+    for name in args.recipes or [recipes.DEFAULT]:
+        table = recipes.load(name)
+        apply(table, options.items())
+        config = read(RunConfig, table)
+        vocabulary_size = known_vocabulary_size(config.data) or BYTES
+        benches.append(Bench(config, vocabulary_size, device, spans=args.spans, say=say))
+    # All checks before the first measurement: a path that is broken stops everything before time is spent.
+    agreements = [bench.check() for bench in benches]
+    figures = [
+        bench.measure(agreement, steps=args.steps, decode=args.decode)
+        for bench, agreement in zip(benches, agreements, strict=True)
+    ]
+    _show(figures)
+    if args.json is not None:
+        report = {"environment": environment(device), "figures": [one.as_json() for one in figures]}
+        with whole_file(args.json) as partial:
+            partial.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _options(args: argparse.Namespace, device: torch.device) -> dict[str, str]:
+    """What to change in every recipe."""
+    given = {name.replace("-", "_"): value for name, value in split_overrides(args.overrides)}
+    if "training.device" in given:
+        raise UserError("--training.device is for training: use --device")
+    for short in SHORT:
+        value, name = getattr(args, short), f"training.{short}"
+        if value is not None and name in given:
+            raise UserError(f"--{short} and --{name} are the same option: give one".replace("_", "-"))
+        if value is not None:
+            given[name] = value
+    return SMALL | given if device.type == "cpu" else given
+
+
+def _show(figures: Sequence[Figures]) -> None:
+    rows = []
+    for one in figures:
+        shape = f"{one.batch_size} x {one.block_length}, {one.precision}, spans {one.spans}"
+        for steps in one.steps:
+            speed = f"{steps.tokens_per_second(one.work):,.0f}", f"{1e3 * steps.median_seconds:,.1f}"
+            share = f"{steps.share_of_matrix_rate(one.work):.1%}"
+            rows.append((one.recipe, shape, steps.path, *speed, _memory(steps.peak_memory_bytes), share))
+    show_table(
+        ("recipe", "step", "path", "tokens/s", "ms", "peak memory", "share of matrix rate"),
+        rows,
+        numbers=True,
+    )
+    for one in figures:
+        if one.speedup is not None:
+            print(f"{one.recipe}: the fast path is {one.speedup:.2f} times as fast as the reference path")
+    for one in figures:
+        if one.decoding is not None:
+            print(
+                f"{one.recipe}: decodes {one.decoding.tokens_per_second:,.0f} tokens/s; reading all weights "
+                f"once per token would allow {one.decoding.floor_tokens_per_second:,.0f}, "
+                f"{one.decoding.times_of_floor:.2f} times as many"
+            )
+
+
+def _memory(count: int | None) -> str:
+    return "unknown" if count is None else f"{count / 2**30:.2f} GiB"
