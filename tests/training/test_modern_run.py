@@ -1,0 +1,90 @@
+"""The modern architecture from a file: trained, stopped, gone on with, its spans drawn, text written."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from longspan.cli import main
+from longspan.config import RunConfig
+from longspan.training import Interrupted, resume, train
+
+from .runs import Signals, metrics, outcome
+
+CONFIG = """
+name = "small"
+
+[data]
+corpus = "{text}"
+
+[model]
+architecture = "modern"
+num_layers = 2
+width = 16
+num_heads = 2
+inner_width = 32
+memory = "keys-values"
+feed_forward = "swiglu"
+tied = true
+softcap = 15.0
+
+[model.span]
+limit = 48
+ramp = 4
+start = 0.1
+start_longest = 0.6
+penalty = 1e-3
+penalty_from = 4
+penalty_full = 12
+
+[training]
+batch_size = 4
+block_length = 32
+device = "cpu"
+log_every = 5
+evaluate_every = 8
+checkpoint_every = 6
+
+[[stage]]
+steps = 20
+optimizer = "muon"
+learning_rate = 0.02
+adamw_learning_rate = 0.01
+schedule = "trapezoid"
+warmup_steps = 2
+cooldown = 0.4
+
+[evaluation]
+max_tokens = 200
+max_tokens_final = 200
+"""
+
+
+@pytest.fixture
+def toml(tmp_path: Path, text: Path) -> Path:
+    path = tmp_path / "modern.toml"
+    path.write_text(CONFIG.format(text=text))
+    return path
+
+
+def test_it_trains_from_a_file(tmp_path: Path, toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    assert main(["train", str(toml), "--out", str(run)]) == 0
+    losses = [line["loss"] for line in metrics(run) if line["kind"] == "train"]
+    assert losses[-1] < losses[0] - 0.5
+    assert main(["spans", str(run)]) == 0
+    assert main(["generate", str(run), "--prompt", "the cat", "--tokens", "60"]) == 0
+    assert main(["eval", str(run)]) == 0
+    assert len(capsys.readouterr().out) > 60
+
+
+def test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path, toml: Path) -> None:
+    config = RunConfig.from_toml(toml.read_bytes(), str(toml))
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train(config, whole)
+    with pytest.raises(Interrupted):
+        train(config, stopped, reporter=Signals("train step 9 ", signal.SIGINT))
+    resume(stopped)
+    assert outcome(stopped) == outcome(whole)
