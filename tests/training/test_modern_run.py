@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from longspan.cli import main
 from longspan.config import RunConfig
+from longspan.runs import RunFolder
 from longspan.training import Interrupted, resume, train
 
 from .runs import Signals, metrics, outcome
@@ -78,6 +80,20 @@ def test_it_trains_from_a_file(tmp_path: Path, toml: Path, capsys: pytest.Captur
     assert main(["generate", str(run), "--prompt", "the cat", "--tokens", "60"]) == 0
     assert main(["eval", str(run)]) == 0
     assert len(capsys.readouterr().out) > 60
+
+    frozen = tmp_path / "frozen"
+    assert main(["spans", str(run), "--freeze", str(frozen)]) == 0
+    assert "longspan eval" in capsys.readouterr().out
+    span = RunFolder.open(frozen).config.model.span
+    assert span.kind == "fixed"
+    assert [len(windows) for windows in span.windows] == [2, 2]
+    scores = []
+    for folder in (run, frozen):
+        assert main(["eval", str(folder), "--json"]) == 0
+        scores.append(json.loads(capsys.readouterr().out)["bits_per_byte"])
+    assert scores[0] == pytest.approx(scores[1], rel=0.05)  # soft edges have become hard ones
+    assert main(["spans", str(run), "--freeze", str(frozen)]) == 1
+    assert "exists already" in capsys.readouterr().err
 
 
 def test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path, toml: Path) -> None:

@@ -20,6 +20,11 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument("folder", metavar="RUN", help="the run folder")
     parser.add_argument("--out", metavar="FILE.png", help="where the picture goes (default: RUN/spans.png)")
+    parser.add_argument(
+        "--freeze",
+        metavar="NEW_RUN",
+        help="make a run of the best weights with their spans as fixed windows, as far as each head sees",
+    )
     parser.set_defaults(run=run)
 
 
@@ -31,6 +36,15 @@ def run(args: argparse.Namespace) -> None:
     if picture is not None and picture.suffix != ".png":
         raise UserError(f"the picture is a PNG: give --out a name that ends in .png, not {picture.name}")
     show(folder, picture)
+    if args.freeze:
+        freeze(folder, Path(args.freeze))
+
+
+def freeze(folder: RunFolder, out: Path) -> None:
+    from longspan.runs.frozen import freeze_spans
+
+    freeze_spans(folder, out)
+    print(f"{out}: its windows are in config.toml; try 'longspan eval {out}'")
 
 
 def show(folder: RunFolder, picture: Path | None = None) -> None:

@@ -18,10 +18,9 @@ from longspan.data import TokenizedCorpus, Tokenizer, corpora, prepare, registry
 from longspan.data.download import Progress
 from longspan.data.tokenizers.number import NumberTokenizer
 from longspan.errors import UserError
-from longspan.files import whole_folder
 from longspan.interop.original import read_original
 from longspan.models import LanguageModel
-from longspan.runs import RunFolder, checkpoint
+from longspan.runs import RunFolder
 
 Project = Literal["adaptive-span", "sha-rnn", "transformer-xl"]
 # Whose way of reading and of scoring text a kind was trained for. fairseq's vocabulary is a file of its own.
@@ -60,14 +59,8 @@ def import_run(
         model=model_config,
         evaluation=EvaluationConfig(protocol=PROJECTS.get(kind, "every-token")),
     )
-    with whole_folder(out) as partial:  # the run appears with its weights or not at all
-        run = RunFolder.create(partial / "run", run_config, tokenizer, fingerprint)
-        weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-        checkpoint.save(run.checkpoint("best"), weights, {"imported": {"file": path.name, "kind": kind}})
-        for entry in run.path.iterdir():
-            entry.rename(partial / entry.name)
-        run.path.rmdir()
-    return RunFolder(out)
+    facts = {"imported": {"file": path.name, "kind": kind}}
+    return RunFolder.create_with_weights(out, run_config, tokenizer, fingerprint, model.state_dict(), facts)
 
 
 def _anchored(corpus: str) -> str:

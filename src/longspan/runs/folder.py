@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
+
+from torch import Tensor
 
 from longspan.config import RunConfig
 from longspan.data import Tokenizer, load_tokenizer
 from longspan.errors import UserError
 from longspan.files import whole_folder
-from longspan.runs.checkpoint import SUFFIX
+from longspan.runs import checkpoint
 from longspan.runs.environment import environment, pick_device
 
 
@@ -43,6 +46,29 @@ class RunFolder:
         except FileExistsError:
             RunFolder.must_be_new(path)  # somebody was faster
             raise
+        return RunFolder(path)
+
+    @staticmethod
+    def create_with_weights(
+        path: Path,
+        config: RunConfig,
+        tokenizer: Tokenizer,
+        fingerprint: str,
+        weights: Mapping[str, Tensor],
+        facts: Mapping[str, Any],
+    ) -> RunFolder:
+        """Make the folder of a model that was trained elsewhere; it appears with its weights or not at all.
+
+        `facts` say where they come from.
+        """
+        RunFolder.must_be_new(path)
+        with whole_folder(path) as partial:
+            run = RunFolder.create(partial / "run", config, tokenizer, fingerprint)
+            tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
+            checkpoint.save(run.checkpoint("best"), tensors, facts)
+            for entry in run.path.iterdir():
+                entry.rename(partial / entry.name)
+            run.path.rmdir()
         return RunFolder(path)
 
     @staticmethod
@@ -120,7 +146,7 @@ class RunFolder:
 
     def checkpoint(self, which: Literal["last", "best"]) -> Path:
         """The newest weights, or those with the best score on the validation split."""
-        return self.path / "checkpoints" / f"{which}{SUFFIX}"
+        return self.path / "checkpoints" / f"{which}{checkpoint.SUFFIX}"
 
     def _facts(self, name: str) -> dict[str, Any]:
         source = self.path / f"{name}.json"
