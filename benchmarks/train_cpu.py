@@ -4,9 +4,9 @@
 
 The shape is recipe enwik8-small (6.5M parameters) with batch 16 and block 256, in float32. Spans are set to
 what such models learn: 8 to 100 tokens, and one long head (200 to 650) in each upper layer. The baseline
-does the same mathematics the way the original code does it (`kernels/span_attention/padded.py`). Both first have
-to agree on outputs and gradients; then their steps are timed in turns, optimizer included, and the medians
-are compared. `longspan bench` does the same for any recipe, one path after the other.
+does the same mathematics the way the original code does it (`kernels/span_attention/padded.py`). Both first
+have to agree on outputs and gradients; then their steps are timed in turns, optimizer included, and the
+medians are compared. `longspan bench` does the same for any recipe, one path after the other.
 """
 
 from __future__ import annotations
