@@ -108,6 +108,11 @@ class TrainingConfig:
     compile: bool = option(
         False, help="compile with torch.compile all of the model but attention, whose shapes follow the spans"
     )
+    average: float = option(
+        0.0,
+        help="evaluate and keep as best a moving average of the weights with this decay per step, such as "
+        "0.999 (0: the weights themselves)",
+    )
     device: str = option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one")
     seed: int = option(1, help="seed of initial weights, dropout and block lengths")
     log_every: int = option(50, help="steps between two lines of metrics")
@@ -121,6 +126,8 @@ class TrainingConfig:
             raise ValueError(f"micro_batches must lie between 1 and the batch_size, {self.batch_size}")
         if min(self.evaluate_every, self.checkpoint_every) < 0:
             raise ValueError("evaluate_every and checkpoint_every must not be negative")
+        if not 0.0 <= self.average < 1.0:
+            raise ValueError("average must be at least 0 and below 1")
         if not 0 <= self.seed < 2**63:
             raise ValueError("seed must lie between 0 and 2^63 - 1")
 

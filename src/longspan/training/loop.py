@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 from longspan.config import StageConfig
@@ -19,6 +19,7 @@ from longspan.models import LanguageModel
 from longspan.optim import fraction
 from longspan.runs import Checkpoint, RunFolder, checkpoint
 from longspan.training import snapshot
+from longspan.training.averaging import Average
 from longspan.training.clock import Clock
 from longspan.training.errors import Interrupted
 from longspan.training.health import Health
@@ -58,6 +59,7 @@ class Loop:
             at_end=training.at_end,
             seed=training.seed,
         )
+        self._average = Average(model, training.average) if training.average else None
         self._health = Health(folder, model)
         self._interrupt = Interrupt()
         self._clock = Clock()
@@ -80,6 +82,8 @@ class Loop:
         self._window = Window.from_json(facts["window"])
         self._method.begin_stage(self._stage)
         self._state = snapshot.unpack(saved, self._model, self._method.optimizers, self._device)
+        if self._average is not None:
+            self._average.restore(saved.below("average"))
         self._updater.scaler.load_state_dict(facts["scaler"])
         self._records = Records(self._folder, facts["lengths"], self._progress.step)
         self._unsaved = False
@@ -144,6 +148,8 @@ class Loop:
         )
         tokens = block.tokens_BT.numel()
         progress.count_step(tokens, block.position)
+        if self._average is not None:
+            self._average.follow(progress.step)
         self._window.add(nats, tokens, progress.step, progress.learning_rate)
         self._count_time()
         self._unsaved = True
@@ -168,6 +174,10 @@ class Loop:
             yield
         finally:
             self._clock.lap()
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        """What is judged, and kept if it is the best, is the average of the weights if there is one."""
+        return nullcontext() if self._average is None else self._average.in_place()
 
     def _log(self) -> None:
         self._health.check_losses(self._window)  # waits for the device: only now is the time right
@@ -205,7 +215,7 @@ class Loop:
 
     def _evaluate(self) -> None:
         progress = self._progress
-        with self._apart_from_training():
+        with self._apart_from_training(), self._averaged():
             score, beside = self._judge("valid", self._config.evaluation.max_tokens)
         progress.evaluated = progress.step
         self._unsaved = True
@@ -265,7 +275,8 @@ class Loop:
         return score
 
     def _save(self, which: Literal["last", "best"]) -> None:
-        with self._apart_from_training():
+        judged = self._averaged() if which == "best" else nullcontext()
+        with self._apart_from_training(), judged:
             facts = {
                 "progress": self._progress.to_json(),
                 "window": self._window.to_json(),
@@ -273,6 +284,8 @@ class Loop:
                 "lengths": self._records.settle(),
             }
             tensors = snapshot.pack(self._model, self._method.optimizers, self._state, self._device)
+            if self._average is not None:
+                tensors |= {f"average.{name}": tensor for name, tensor in self._average.weights.items()}
             checkpoint.save(self._folder.checkpoint(which), tensors, facts)
         if which == "last":
             self._unsaved = False
