@@ -205,7 +205,7 @@ def test_large_cases_on_cuda(case: Case, dtype: torch.dtype) -> None:
 
 
 def mixed(x: np.ndarray) -> np.ndarray:
-    """The hash of the kernels: x of 32 bits, shifted onto itself between two products that wrap around."""
+    """The hash of a row or a position: x of 32 bits, shifted onto itself between products that wrap around."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
     return x ^ (x >> np.uint32(16))
@@ -214,15 +214,17 @@ def mixed(x: np.ndarray) -> np.ndarray:
 def kept_BHTX(case: Case, seed: int, dropout: float, window: int) -> Tensor:
     """Which weights are kept: those of the distances, nearest first, and then those of the slots.
 
-    A weight is dropped if the hash of its query's row (of all B x H x T) and its distance lies among the
-    lowest. Slots count down from -1 in the place of the distance.
+    A weight is dropped if the hash of its query's row (of all B x H x T) and its key's position, counted from
+    the block's beginning, lies among the lowest. Slots begin at position 2^30.
     """
     shape = (case.batch, case.num_heads, case.block)
     row_BHT = np.arange(math.prod(shape), dtype=np.uint32).reshape(shape)
     distance_W = case.first_distance + np.arange(window)
-    column_X = np.concatenate([distance_W, -1 - np.arange(case.num_slots)]).astype(np.int32).view(np.uint32)
-    row_hash = mixed(row_BHT ^ np.uint32(seed))
-    hashed = mixed(row_hash[..., None] + column_X * np.uint32(0x9E3779B9))
+    position_TW = np.arange(case.block)[:, None] - distance_W
+    slot_TP = np.broadcast_to(2**30 + np.arange(case.num_slots), (case.block, case.num_slots))
+    column_TX = np.concatenate([position_TW, slot_TP], axis=1).astype(np.int32).view(np.uint32)
+    hashed = (mixed(row_BHT ^ np.uint32(seed))[..., None] ^ mixed(column_TX)) * np.uint32(0x7FEB352D)
+    hashed = (hashed ^ (hashed >> np.uint32(15))) * np.uint32(0x846CA68B)
     return torch.from_numpy(hashed.astype(np.int64) >= int(dropout * 2**32))
 
 

@@ -93,6 +93,10 @@ class Attention(Block):
         none_B = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
         return State(memory | {name: none_B.clone() for name in counters})
 
+    def compile_parts(self) -> None:
+        """What follows the sum over heads: before it, windows move while spans are learned."""
+        self._joined = torch.compile(self._joined)  # type: ignore[method-assign]
+
     @torch.compiler.disable(reason="windows move while spans are learned: it would compile again and again")
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         x_BTD = self.norm(h_BTD) if self.norm_first else h_BTD
@@ -129,7 +133,6 @@ class Attention(Block):
         )
         merged_BTD = attended_BHTK.transpose(1, 2).flatten(2)
         out_BTD = F.linear(merged_BTD, self._rows(self.out.weight.mT, order).mT)
-        out_BTD = F.dropout(out_BTD, self.output_dropout, self.training)
         if "past" in state:
             new = _packed(k_BTHK, v_BTHK, [len(heads) for heads in groups])
             remembered: dict[str, State | Tensor] = {"past": _numbered(map(self._append, past, new, reaches))}
@@ -142,7 +145,12 @@ class Attention(Block):
             new_BTD = h_BTD if self.norm_recalled else x_BTD.to(k_BHTK.dtype)
             remembered = {"memory": self._append(state.tensor("memory"), new_BTD)}
         after = State(remembered | self._count(state, new_tokens=h_BTD.shape[1]))
-        return (h_BTD + out_BTD if self.norm_first else self.norm(h_BTD + out_BTD)), after
+        return self._joined(h_BTD, out_BTD), after
+
+    def _joined(self, h_BTD: Tensor, out_BTD: Tensor) -> Tensor:
+        """The residual stream with what attention adds to it."""
+        h_BTD = h_BTD + F.dropout(out_BTD, self.output_dropout, self.training)
+        return h_BTD if self.norm_first else self.norm(h_BTD)
 
     def decoding_state(self, state: State) -> State:
         if self.norm_recalled and not self.empty_start:

@@ -20,6 +20,10 @@ class Block(nn.Module, ABC):
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         """The hidden states after this block, and its state after them."""
 
+    def compile_parts(self) -> None:
+        """Compile what has the same shapes from step to step: all of a block, unless it says otherwise."""
+        self.compile()
+
     def decoding_state(self, state: State) -> State:
         """The same state in the form that makes single tokens cheap while the weights stay fixed."""
         return state

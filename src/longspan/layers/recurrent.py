@@ -22,6 +22,9 @@ class Recurrent(Block):
         zeros_BD = self.norm.weight.new_zeros(batch_size, self.lstm.hidden_size)
         return State({"hidden": zeros_BD, "cell": zeros_BD.clone()})
 
+    def compile_parts(self) -> None:
+        """Nothing: the LSTM is one operation already."""
+
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         x_BTD = self.norm(h_BTD)
         before = (state.tensor("hidden")[None], state.tensor("cell")[None])

@@ -45,6 +45,10 @@ class StochasticBlock(Block):
     def initial_state(self, batch_size: int) -> State:
         return State({letter: block.initial_state(batch_size) for letter, block in self._blocks().items()})
 
+    def compile_parts(self) -> None:
+        for block in self._blocks().values():
+            block.compile_parts()
+
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         if self.chosen is not None and not self.training:
             out_BTD, after = self.candidates[self.chosen](h_BTD, state.branch(self.chosen))

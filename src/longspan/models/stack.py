@@ -57,6 +57,12 @@ class Stack(LanguageModel):
             h_BTD = self.final_norm(h_BTD)
         return F.dropout(h_BTD, self.dropout, self.training), State({"blocks": State(after)})
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile every block on its own: blocks of a kind share their code."""
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.compile_parts()
+
     def decoding_state(self, state: State) -> State:
         blocks = state.branch("blocks")
         return self._each_block(lambda block, name: block.decoding_state(blocks.branch(name)))

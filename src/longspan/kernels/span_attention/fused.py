@@ -1,9 +1,9 @@
 """Span attention on a GPU: the kernels of triton.py with the matrix products around them, and autograd.
 
 Heads come in groups that remember equally far. What a group remembers is one tensor of its keys and values;
-laid end to end they are the kernels' `PAST`. The term for the distance is made by one matrix product per
-group, as wide as the group's window, just before it is read, and made again for the backward pass: it is
-never kept.
+laid end to end they are the kernels' `PAST`. The term for the distance is a table that one matrix product per
+group makes, as wide as the group's window. It is kept for the backward pass, which turns its gradient into
+those of queries and position keys by matrix products again.
 
 Shapes: as in the package, and G heads of a group, N = B x T, X = 2G (the keys of G heads, then their values).
 """
@@ -22,6 +22,14 @@ from torch import Tensor
 from longspan.kernels.span_attention import triton as kernels
 
 LARGEST_HEAD = 128
+
+# Found by trying on an H200, in half precision and heads of 64.
+TILES = {
+    "forward": (64, 64, 4, 3),
+    "queries": (64, 64, 4, 3),
+    "keys": (64, 64, 4, 3),
+    "slots": (64, 64, 4, 3),
+}
 
 # Of what is fixed when a kernel is compiled, what matters to slots: they have no distance.
 SLOT_CONSTANTS = ("WIDTH", "BK", "HAS_SPANS", "RENORMALISE", "HAS_DROPOUT", "PRECISION")
@@ -145,24 +153,23 @@ class _SpanAttention(torch.autograd.Function):
     ) -> Tensor:
         batch, heads, block, width = q_BHTK.shape
         out_BHTK = _like_rows(q_BHTK)
-        lse_BHT, total_BHT = (q_BHTK.new_empty(batch, heads, block, dtype=torch.float32) for _ in range(2))
+        lse_BHT = q_BHTK.new_empty(batch, heads, block, dtype=torch.float32)
         seed = _seed(q_BHTK.device) if options.dropout > 0 else None
         asked = q_BHTK if position_q is None else position_q
         table = None if position_keys is None else _distance_table(asked, position_keys, layout)
-        tile_queries, tile_keys, warps, stages = _tiles(q_BHTK)
-        kernels.forward_kernel[(triton.cdiv(block, tile_queries), batch * heads)](
-            q_BHTK, k_BHTK, v_BHTK, past, table, slot_k_HPK, slot_v_HPK, out_BHTK, lse_BHT, total_BHT,
+        tile = _tiles("forward", q_BHTK)
+        kernels.forward_kernel[(triton.cdiv(block, tile["BM"]), batch * heads)](
+            q_BHTK, k_BHTK, v_BHTK, past, table, slot_k_HPK, slot_v_HPK, out_BHTK, lse_BHT,
             layout.heads, spans_H, filled_B, seed,
             *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK),
             batch, heads, block, 0 if slot_k_HPK is None else slot_k_HPK.shape[1],
             **_numbers(width, options),
             **_constants(q_BHTK, position_keys, spans_H, filled_B, options),
-            HAS_SLOTS=slot_k_HPK is not None, FIRST=options.first_distance,
-            BM=tile_queries, BN=tile_keys, num_warps=warps, num_stages=stages,
+            HAS_SLOTS=slot_k_HPK is not None, FIRST=options.first_distance, **tile,
         )  # fmt: skip
         ctx.save_for_backward(
             q_BHTK, k_BHTK, v_BHTK, past, position_q, position_keys, slot_k_HPK, slot_v_HPK, spans_H,
-            filled_B, out_BHTK, lse_BHT, total_BHT, seed,
+            filled_B, table, out_BHTK, lse_BHT, seed,
         )  # fmt: skip
         ctx.layout, ctx.options = layout, options
         return out_BHTK
@@ -171,63 +178,61 @@ class _SpanAttention(torch.autograd.Function):
     def backward(ctx: Any, dout_BHTK: Tensor) -> tuple[Tensor | None, ...]:
         (
             q_BHTK, k_BHTK, v_BHTK, past, position_q, position_keys, slot_k_HPK, slot_v_HPK, spans_H,
-            filled_B, out_BHTK, lse_BHT, total_BHT, seed,
+            filled_B, table, out_BHTK, lse_BHT, seed,
         ) = ctx.saved_tensors  # fmt: skip
         layout, options = ctx.layout, ctx.options
         batch, heads, block, width = q_BHTK.shape
         num_slots = 0 if slot_k_HPK is None else slot_k_HPK.shape[1]
         dout_BHTK = _rows_inside(dout_BHTK)
-        inner_BHT = (dout_BHTK.float() * out_BHTK).sum(-1).contiguous()
-        asked = q_BHTK if position_q is None else position_q
-        table = dtable = None
-        if position_keys is not None:
-            table = _distance_table(asked, position_keys, layout)
-            dtable = torch.zeros_like(table)
+        inner_BHT = torch.empty_like(lse_BHT)
+        dtable = None if table is None else torch.zeros_like(table)
         dq_BHTK, dk_BHTK, dv_BHTK = (_like_rows(x) for x in (q_BHTK, k_BHTK, v_BHTK))
         dpast = torch.empty_like(past)
         numbers = _numbers(width, options)
         constants = _constants(q_BHTK, position_keys, spans_H, filled_B, options)
-        tile_queries, tile_keys, warps, stages = _tiles(q_BHTK)
-        query_tiles = triton.cdiv(block, tile_queries)
+        tile = _tiles("queries", q_BHTK)
+        query_tiles = triton.cdiv(block, tile["BM"])
         dspans = q_BHTK.new_empty(heads, batch, query_tiles, dtype=torch.float32)
-        shape = {"BM": tile_queries, "BN": tile_keys, "num_warps": warps, "num_stages": stages}
-
         kernels.query_gradient_kernel[(query_tiles, batch * heads)](
-            q_BHTK, k_BHTK, v_BHTK, past, table, slot_k_HPK, slot_v_HPK, dout_BHTK, lse_BHT, total_BHT,
-            inner_BHT, layout.heads, spans_H, filled_B, seed, dq_BHTK, dtable, dspans,
-            *_strides(q_BHTK, k_BHTK, v_BHTK, dout_BHTK, dq_BHTK),
-            batch, heads, block, num_slots, **numbers, **constants, **shape,
+            q_BHTK, k_BHTK, v_BHTK, past, table, slot_k_HPK, slot_v_HPK, out_BHTK, dout_BHTK,
+            lse_BHT, inner_BHT, layout.heads, spans_H, filled_B, seed, dq_BHTK, dtable, dspans,
+            *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK, dout_BHTK, dq_BHTK),
+            batch, heads, block, num_slots, **numbers, **constants, **tile,
             HAS_SLOTS=num_slots > 0, FIRST=options.first_distance,
         )  # fmt: skip
-        key_tiles = triton.cdiv(block, tile_keys) + triton.cdiv(layout.longest_reach, tile_keys)
+        tile = _tiles("keys", q_BHTK)
+        key_tiles = triton.cdiv(block, tile["BN"]) + triton.cdiv(layout.longest_reach, tile["BN"])
         kernels.key_gradient_kernel[(key_tiles, batch * heads)](
-            q_BHTK, k_BHTK, v_BHTK, past, table, dout_BHTK, lse_BHT, total_BHT,
+            q_BHTK, k_BHTK, v_BHTK, past, table, dout_BHTK, lse_BHT,
             inner_BHT, layout.heads, spans_H, filled_B, seed, dk_BHTK, dv_BHTK, dpast,
             *_strides(q_BHTK, k_BHTK, v_BHTK, dout_BHTK, dk_BHTK, dv_BHTK),
-            batch, heads, block, **numbers, **constants, **shape, FIRST=options.first_distance,
+            batch, heads, block, **numbers, **constants, **tile, FIRST=options.first_distance,
         )  # fmt: skip
         dslot_k = dslot_v = None
         if slot_k_HPK is not None and slot_v_HPK is not None:
-            slot_tiles = triton.cdiv(num_slots, tile_keys)
+            tile = _tiles("slots", q_BHTK)
+            slot_tiles = triton.cdiv(num_slots, tile["BN"])
             parts = min(batch, max(1, 1024 // (slot_tiles * heads)))
             share = triton.cdiv(batch, parts)
             parts = triton.cdiv(batch, share)
             sums = q_BHTK.new_empty(2, parts, *slot_k_HPK.shape, dtype=torch.float32)
-            numbers.pop("ramp")
+            del numbers["ramp"], numbers["slope"]
             kernels.slot_gradient_kernel[(slot_tiles, heads, parts)](
-                q_BHTK, slot_k_HPK, slot_v_HPK, dout_BHTK, lse_BHT, total_BHT, inner_BHT, seed,
+                q_BHTK, slot_k_HPK, slot_v_HPK, dout_BHTK, lse_BHT, inner_BHT, seed,
                 sums[0], sums[1],
                 *_strides(q_BHTK, dout_BHTK),
-                batch, heads, block, num_slots, share, **numbers, **shape,
+                batch, heads, block, num_slots, share, **numbers, **tile,
                 **{name: constants[name] for name in SLOT_CONSTANTS},
             )  # fmt: skip
             dslot_k, dslot_v = sums.sum(1).to(slot_k_HPK.dtype)
         dposition_q = dposition_keys = None
         if position_keys is not None and dtable is not None:
-            dposition_q, dposition_keys = _distance_gradients(dtable, asked, position_keys, layout)
-            if position_q is None:
-                dq_BHTK += dposition_q
-                dposition_q = None
+            asked = q_BHTK if position_q is None else position_q
+            dposition_q = None if position_q is None else _like_rows(asked).zero_()
+            dasked = dq_BHTK if dposition_q is None else dposition_q
+            dposition_keys = _distance_gradients(
+                dtable, asked, position_keys, layout, numbers["scale"], dasked
+            )
         dspans_H = None if spans_H is None else dspans.sum((1, 2))
         return (
             dq_BHTK, dk_BHTK, dv_BHTK, dpast, dposition_q, dposition_keys, dslot_k, dslot_v, dspans_H,
@@ -274,23 +279,26 @@ def _distance_table(asked_BHTK: Tensor, position_keys: Tensor, layout: Layout) -
 
 
 def _distance_gradients(
-    dtable: Tensor, asked_BHTK: Tensor, position_keys: Tensor, layout: Layout
-) -> tuple[Tensor, Tensor]:
-    """The gradients of the queries and of the position keys from that of the table."""
-    batch, _, block, _ = asked_BHTK.shape
-    dasked_BHTK = _like_rows(asked_BHTK)
+    dtable: Tensor,
+    asked_BHTK: Tensor,
+    position_keys: Tensor,
+    layout: Layout,
+    scale: float,
+    dasked_BHTK: Tensor,
+) -> Tensor:
+    """The gradient of the position keys from that of the table; that of its queries is added to theirs."""
+    rows = asked_BHTK.shape[0] * asked_BHTK.shape[2]
     dkeys = torch.zeros_like(position_keys, dtype=torch.float32)
     for group in layout.groups:
         heads = slice(group.first, group.first + group.size)
-        dtable_GNW = _table_of(dtable, group, batch * block)
-        dasked_GNK = torch.bmm(dtable_GNW, _keys_of(position_keys, group))
-        dasked_BHTK[:, heads] = dasked_GNK.unflatten(1, (batch, block)).transpose(0, 1)
+        dtable_GNW = _table_of(dtable, group, rows)
+        _by_head(dasked_BHTK, group).baddbmm_(dtable_GNW, _keys_of(position_keys, group), alpha=scale)
         dkeys_GWK = torch.bmm(dtable_GNW.mT, _by_head(asked_BHTK, group)).flip(1)
         if position_keys.dim() == 3:
             dkeys[heads, : group.window] += dkeys_GWK
         else:
             dkeys[: group.window] += dkeys_GWK.sum(0, dtype=torch.float32)
-    return dasked_BHTK, dkeys.to(position_keys.dtype)
+    return (dkeys * scale).to(position_keys.dtype)
 
 
 def _strides(*tensors_BHTK: Tensor) -> list[int]:
@@ -300,6 +308,7 @@ def _strides(*tensors_BHTK: Tensor) -> list[int]:
 def _numbers(width: int, options: Options) -> dict[str, float]:
     return {
         "ramp": float(options.ramp),
+        "slope": 1 / options.ramp,
         "scale": 1 / math.sqrt(width),
         "threshold": int(options.dropout * 2**32),
         "keep_scale": 1 / (1 - options.dropout),
@@ -326,8 +335,8 @@ def _constants(
     }
 
 
-def _tiles(q_BHTK: Tensor) -> tuple[int, int, int, int]:
+def _tiles(kernel: str, q_BHTK: Tensor) -> dict[str, int]:
     """Queries and keys of a tile, warps, and stages of the pipeline."""
-    if q_BHTK.dtype == torch.float32 or q_BHTK.shape[-1] > 64:
-        return 32, 32, 4, 2
-    return 64, 64, 4, 3
+    names = ("BM", "BN", "num_warps", "num_stages")
+    small = q_BHTK.dtype == torch.float32 or q_BHTK.shape[-1] > 64
+    return dict(zip(names, (32, 32, 4, 2) if small else TILES[kernel], strict=True))

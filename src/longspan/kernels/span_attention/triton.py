@@ -5,10 +5,10 @@ maximum, Z = sum of e and Y = sum of e m, where e = exp(score - maximum) and m i
 
     out = sum e m v / (Y + 1e-8 Z)
 
-and leaves two numbers per query, log Z (base 2, with the maximum) and total = Y / Z + 1e-8. The backward pass
-makes the weights anew from them, once a tile of queries at a time for the gradients of queries and spans, and
-once a tile of keys at a time for those of keys and values. Every program writes what no other writes: results
-do not depend on the order in which programs run.
+and leaves one number per query, the logarithm of that total. The backward pass makes the weights anew from
+it, once a tile of queries at a time for the gradients of queries and spans, and once a tile of keys at a time
+for those of keys and values. Every program writes what no other writes: results do not depend on the order in
+which programs run.
 
 Keys have two sources. `PAST` holds what each group of heads remembers, as long as that group needs it; the
 block's own keys follow. Both are addressed by position, negative in the past, so a loop is a source and a
@@ -27,6 +27,7 @@ from longspan.kernels.span_attention.mask import EPSILON
 
 EPS = tl.constexpr(EPSILON)
 LOG2E = tl.constexpr(1.4426950408889634)
+SLOTS = tl.constexpr(1 << 30)  # the position that slots begin at, for dropout
 
 # Columns of the table of heads.
 WINDOW, REACH, PAST_KEYS, PAST_VALUES, PAST_BATCH, PAST_ROW, TABLE, TABLE_ROW = range(8)
@@ -44,21 +45,25 @@ def _mixed(x):
 
 
 @triton.jit
-def _kept(seed, row, column, threshold):
-    """Which weights dropout keeps: a function of the seed, the query's row and the key's column."""
-    return _mixed(_mixed(row.to(tl.uint32) ^ seed) + column.to(tl.uint32) * 0x9E3779B9) >= threshold
+def _kept(row_key, column_key, threshold):
+    """Which weights dropout keeps: a function of seed and query, mixed, and of the position of the key, mixed.
+
+    Slots have positions far beyond all text.
+    """
+    x = (row_key ^ column_key) * 0x7FEB352D
+    x ^= x >> 15
+    return x * 0x846CA68B >= threshold
 
 
 @triton.jit
-def _mask(span, distance, ramp, FIRST: tl.constexpr):
-    return tl.minimum(tl.maximum((span + FIRST - distance) / ramp + 1.0, 0.0), 1.0)
+def _rise(edge, distance, slope):
+    """The soft mask before it is clamped; `edge` is where it reaches 0. In [0, 1] it moves with the span."""
+    return (edge - distance) * slope
 
 
 @triton.jit
-def _on_the_edge(span, distance, ramp, FIRST: tl.constexpr):
-    """Where the mask moves with the span; at its corners the gradient passes too."""
-    rise = (span + FIRST - distance) / ramp + 1.0
-    return (rise >= 0.0) & (rise <= 1.0)
+def _clamped(rise):
+    return tl.minimum(tl.maximum(rise, 0.0), 1.0)
 
 
 @triton.jit
@@ -78,9 +83,9 @@ def _first_tile(position, BN: tl.constexpr):
 
 @triton.jit
 def forward_kernel(
-    Q, K, V, PAST, R, SLOT_K, SLOT_V, OUT, LSE, TOTAL, HEADS, SPANS, FILLED, SEED,
+    Q, K, V, PAST, R, SLOT_K, SLOT_V, OUT, LSE, HEADS, SPANS, FILLED, SEED,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t,
-    B, H, T, P, ramp, scale, threshold, keep_scale,
+    B, H, T, P, ramp, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr,
     HAS_SLOTS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
@@ -96,9 +101,9 @@ def forward_kernel(
     past_row = tl.load(table + 5)
     r_row = tl.load(table + 7)
     r_base = tl.load(table + 6) + (b * T).to(tl.int64) * r_row + r_row - 1 + FIRST
-    span = tl.load(SPANS + h) if HAS_SPANS else 0.0
+    edge = tl.load(SPANS + h) + (FIRST + ramp) if HAS_SPANS else 0.0
     filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else 0
-    seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else 0
+    seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
 
     t = t0 + tl.arange(0, BM)
     kk = tl.arange(0, BK)
@@ -106,6 +111,7 @@ def forward_kernel(
     q_at = Q + b.to(tl.int64) * q_b + h * q_h + t[:, None] * q_t + kk[None, :]
     q = tl.load(q_at, mask=(t < T)[:, None] & in_head[None, :], other=0.0)
     row = (b * H + h) * T + t
+    row_key = _mixed(row.to(tl.uint32) ^ seed)
 
     top = tl.full([BM], float("-inf"), tl.float32)
     z = tl.zeros([BM], tl.float32)
@@ -144,10 +150,10 @@ def forward_kernel(
             e = tl.exp2(s - base[:, None])
             z = z * shrink + tl.sum(e, 1)
             if HAS_SPANS:
-                e *= _mask(span, t[:, None] - j[None, :], ramp, FIRST)
+                e *= _clamped(_rise(edge, t[:, None] - j[None, :], slope))
                 y = y * shrink + tl.sum(e, 1)
             if HAS_DROPOUT:
-                e = tl.where(_kept(seed, row[:, None], t[:, None] - j[None, :], threshold), e, 0.0)
+                e = tl.where(_kept(row_key[:, None], _mixed(j.to(tl.uint32))[None, :], threshold), e, 0.0)
             v = tl.load(
                 v_base + j[:, None] * v_row + kk[None, :], mask=there[:, None] & in_head[None, :], other=0.0
             )
@@ -171,7 +177,9 @@ def forward_kernel(
             z = z * shrink + tl.sum(e, 1)
             y = y * shrink + tl.sum(e, 1)
             if HAS_DROPOUT:
-                e = tl.where(_kept(seed, row[:, None], -1 - p[None, :], threshold), e, 0.0)
+                e = tl.where(
+                    _kept(row_key[:, None], _mixed((SLOTS + p).to(tl.uint32))[None, :], threshold), e, 0.0
+                )
             v = tl.load(
                 SLOT_V + slot[:, None] * WIDTH + kk[None, :],
                 mask=(p < P)[:, None] & in_head[None, :],
@@ -188,35 +196,35 @@ def forward_kernel(
     out = acc / total[:, None]
     out_at = OUT + b.to(tl.int64) * o_b + h * o_h + t[:, None] * o_t + kk[None, :]
     tl.store(out_at, out.to(OUT.dtype.element_ty), mask=(t < T)[:, None] & in_head[None, :])
-    tl.store(LSE + row, top + tl.log2(z), mask=t < T)
-    tl.store(TOTAL + row, total / z, mask=t < T)
+    tl.store(LSE + row, top + tl.log2(total), mask=t < T)
 
 
 @triton.jit
-def _score_gradient(
-    a, dw, inner, total, mask, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr
-):  # fmt: skip
-    """The gradient of the scores, from the softmax a, the gradient of the weights dw and <w, dw>."""
+def _score_gradient(share, dw, inner, mask, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr):
+    """The gradient of the scores: `share` is the softmax over the total, w = share mask, inner = <w, dw>."""
     if HAS_SPANS:
         if RENORMALISE:
-            # What the softmax takes back, <a, da>, cancels to 1e-8 <w, dw>: outside the span all there is.
-            return a * (mask * (dw - inner) - EPS * inner) / total
+            # What the softmax takes back cancels to 1e-8 <w, dw>: outside the span that is all there is.
+            return share * (mask * (dw - inner) - EPS * inner)
         else:
-            return a * (mask * dw - inner)
+            return share * (mask * dw - inner)
     else:
-        return a * (dw - inner)
+        return share * (dw - inner)
 
 
 @triton.jit
 def query_gradient_kernel(
-    Q, K, V, PAST, R, SLOT_K, SLOT_V, DOUT, LSE, TOTAL, INNER, HEADS, SPANS, FILLED, SEED, DQ, DR, DSPAN,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, dq_b, dq_h, dq_t,
-    B, H, T, P, ramp, scale, threshold, keep_scale,
+    Q, K, V, PAST, R, SLOT_K, SLOT_V, OUT, DOUT, LSE, INNER, HEADS, SPANS, FILLED, SEED, DQ, DR, DSPAN,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, do_b, do_h, do_t, dq_b, dq_h, dq_t,
+    B, H, T, P, ramp, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr,
     HAS_SLOTS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries: their gradient, that of their rows of R, and their share in that of the span."""
+    """A tile of queries: their gradient, that of their rows of R, and their part of the span's.
+
+    It also leaves <out, dout> of every query for the kernels that follow.
+    """
     b = tl.program_id(1) % B
     h = H - 1 - tl.program_id(1) // B
     t0 = tl.program_id(0) * BM
@@ -228,22 +236,26 @@ def query_gradient_kernel(
     past_row = tl.load(table + 5)
     r_row = tl.load(table + 7)
     r_base = tl.load(table + 6) + (b * T).to(tl.int64) * r_row + r_row - 1 + FIRST
-    span = tl.load(SPANS + h) if HAS_SPANS else 0.0
+    edge = tl.load(SPANS + h) + (FIRST + ramp) if HAS_SPANS else 0.0
     filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else 0
-    seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else 0
+    seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
 
     t = t0 + tl.arange(0, BM)
     kk = tl.arange(0, BK)
     in_head = kk < WIDTH
     inside = (t < T)[:, None] & in_head[None, :]
     row = (b * H + h) * T + t
+    row_key = _mixed(row.to(tl.uint32) ^ seed)
     q = tl.load(Q + b.to(tl.int64) * q_b + h * q_h + t[:, None] * q_t + kk[None, :], mask=inside, other=0.0)
+    out = tl.load(
+        OUT + b.to(tl.int64) * o_b + h * o_h + t[:, None] * o_t + kk[None, :], mask=inside, other=0.0
+    )
     dout = tl.load(
-        DOUT + b.to(tl.int64) * o_b + h * o_h + t[:, None] * o_t + kk[None, :], mask=inside, other=0.0
+        DOUT + b.to(tl.int64) * do_b + h * do_h + t[:, None] * do_t + kk[None, :], mask=inside, other=0.0
     )
     lse = tl.load(LSE + row, mask=t < T, other=0.0)
-    total = tl.load(TOTAL + row, mask=t < T, other=1.0)
-    inner = tl.load(INNER + row, mask=t < T, other=0.0)
+    inner = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
+    tl.store(INNER + row, inner, mask=t < T)
     dq = tl.zeros([BM, BK], tl.float32)
     dspan = tl.zeros([BM], tl.float32)
 
@@ -276,16 +288,19 @@ def query_gradient_kernel(
             r_at = r_base + t[:, None].to(tl.int64) * r_row + (j[None, :] - t[:, None])
             if HAS_POSITIONS:
                 s += tl.load(R + r_at, mask=seen, other=0.0).to(tl.float32)
-            a = tl.where(seen, tl.exp2(s * (scale * LOG2E) - lse[:, None]), 0.0)
+            share = tl.where(seen, tl.exp2(s * (scale * LOG2E) - lse[:, None]), 0.0)
             dw = tl.dot(dout, v, input_precision=PRECISION)
             if HAS_DROPOUT:
-                dw = tl.where(_kept(seed, row[:, None], distance, threshold), dw * keep_scale, 0.0)
-            mask = _mask(span, distance, ramp, FIRST) if HAS_SPANS else 1.0
-            ds = _score_gradient(a, dw, inner[:, None], total[:, None], mask, HAS_SPANS, RENORMALISE)
+                dw = tl.where(
+                    _kept(row_key[:, None], _mixed(j.to(tl.uint32))[None, :], threshold), dw * keep_scale, 0.0
+                )
+            mask = 1.0
             if HAS_SPANS:
-                dmask = a * (dw - inner[:, None]) / total[:, None] if RENORMALISE else a * dw
-                dspan += tl.sum(tl.where(_on_the_edge(span, distance, ramp, FIRST), dmask, 0.0), 1)
-            ds *= scale
+                rise = _rise(edge, distance, slope)
+                mask = _clamped(rise)
+                dmask = share * (dw - inner[:, None]) if RENORMALISE else share * dw
+                dspan += tl.sum(tl.where((rise >= 0.0) & (rise <= 1.0), dmask, 0.0), 1)
+            ds = _score_gradient(share, dw, inner[:, None], mask, HAS_SPANS, RENORMALISE)
             if HAS_POSITIONS:
                 tl.store(DR + r_at, ds.to(DR.dtype.element_ty), mask=seen)
             dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
@@ -305,25 +320,29 @@ def query_gradient_kernel(
                 other=0.0,
             )
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            a = tl.where((p < P)[None, :], tl.exp2(s * (scale * LOG2E) - lse[:, None]), 0.0)
+            share = tl.where((p < P)[None, :], tl.exp2(s * (scale * LOG2E) - lse[:, None]), 0.0)
             dw = tl.dot(dout, v, input_precision=PRECISION)
             if HAS_DROPOUT:
-                dw = tl.where(_kept(seed, row[:, None], -1 - p[None, :], threshold), dw * keep_scale, 0.0)
-            ds = _score_gradient(a, dw, inner[:, None], total[:, None], 1.0, HAS_SPANS, RENORMALISE) * scale
+                dw = tl.where(
+                    _kept(row_key[:, None], _mixed((SLOTS + p).to(tl.uint32))[None, :], threshold),
+                    dw * keep_scale,
+                    0.0,
+                )
+            ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
             dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
 
     dq_at = DQ + b.to(tl.int64) * dq_b + h * dq_h + t[:, None] * dq_t + kk[None, :]
-    tl.store(dq_at, dq.to(DQ.dtype.element_ty), mask=inside)
+    tl.store(dq_at, (dq * scale).to(DQ.dtype.element_ty), mask=inside)
     if HAS_SPANS:
         dspan = tl.where(t < T, dspan, 0.0)
-        tl.store(DSPAN + (h * B + b) * tl.num_programs(0) + tl.program_id(0), tl.sum(dspan, 0) / ramp)
+        tl.store(DSPAN + (h * B + b) * tl.num_programs(0) + tl.program_id(0), tl.sum(dspan, 0) * slope)
 
 
 @triton.jit
 def key_gradient_kernel(
-    Q, K, V, PAST, R, DOUT, LSE, TOTAL, INNER, HEADS, SPANS, FILLED, SEED, DK, DV, DPAST,
+    Q, K, V, PAST, R, DOUT, LSE, INNER, HEADS, SPANS, FILLED, SEED, DK, DV, DPAST,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
-    B, H, T, ramp, scale, threshold, keep_scale,
+    B, H, T, ramp, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr,
     HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
@@ -358,9 +377,9 @@ def key_gradient_kernel(
             k_row, v_row, dk_row, dv_row = past_row, past_row, past_row, past_row
         r_row = tl.load(table + 7)
         r_base = tl.load(table + 6) + (b * T).to(tl.int64) * r_row + r_row - 1 + FIRST
-        span = tl.load(SPANS + h) if HAS_SPANS else 0.0
+        edge = tl.load(SPANS + h) + (FIRST + ramp) if HAS_SPANS else 0.0
         filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else 0
-        seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else 0
+        seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
 
         j = n0 + tl.arange(0, BN)
         kk = tl.arange(0, BK)
@@ -376,6 +395,7 @@ def key_gradient_kernel(
         for t0 in range(start, stop, BM):
             t = t0 + tl.arange(0, BM)
             row = (b * H + h) * T + t
+            row_key = _mixed(row.to(tl.uint32) ^ seed)
             inside = (t < T)[:, None] & in_head[None, :]
             q = tl.load(
                 Q + b.to(tl.int64) * q_b + h * q_h + t[:, None] * q_t + kk[None, :], mask=inside, other=0.0
@@ -384,7 +404,6 @@ def key_gradient_kernel(
                 DOUT + b.to(tl.int64) * o_b + h * o_h + t[:, None] * o_t + kk[None, :], mask=inside, other=0.0
             )
             lse = tl.load(LSE + row, mask=t < T, other=0.0)
-            total = tl.load(TOTAL + row, mask=t < T, other=1.0)
             inner = tl.load(INNER + row, mask=t < T, other=0.0)
             distance = t[:, None] - j[None, :]
             seen = _visible(t[:, None], j[None, :], window, filled, FIRST, HAS_FILLED) & (t < T)[:, None]
@@ -392,25 +411,27 @@ def key_gradient_kernel(
             if HAS_POSITIONS:
                 r_at = r_base + t[:, None].to(tl.int64) * r_row + (j[None, :] - t[:, None])
                 s += tl.load(R + r_at, mask=seen, other=0.0).to(tl.float32)
-            a = tl.where(seen, tl.exp2(s * (scale * LOG2E) - lse[:, None]), 0.0)
+            share = tl.where(seen, tl.exp2(s * (scale * LOG2E) - lse[:, None]), 0.0)
             dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
-            mask = _mask(span, distance, ramp, FIRST) if HAS_SPANS else 1.0
-            w = a * mask / total[:, None] if HAS_SPANS and RENORMALISE else a * mask
+            mask = _clamped(_rise(edge, distance, slope)) if HAS_SPANS else 1.0
+            w = share * mask
             if HAS_DROPOUT:
-                kept = _kept(seed, row[:, None], distance, threshold)
+                kept = _kept(row_key[:, None], _mixed(j.to(tl.uint32))[None, :], threshold)
                 dw = tl.where(kept, dw * keep_scale, 0.0)
                 w = tl.where(kept, w * keep_scale, 0.0)
-            ds = _score_gradient(a, dw, inner[:, None], total[:, None], mask, HAS_SPANS, RENORMALISE) * scale
+            ds = _score_gradient(share, dw, inner[:, None], mask, HAS_SPANS, RENORMALISE)
             dv += tl.dot(tl.trans(w.to(dout.dtype)), dout, input_precision=PRECISION)
             dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION)
 
-        tl.store(dk_base + j[:, None] * dk_row + kk[None, :], dk.to(DK.dtype.element_ty), mask=there)
+        tl.store(
+            dk_base + j[:, None] * dk_row + kk[None, :], (dk * scale).to(DK.dtype.element_ty), mask=there
+        )
         tl.store(dv_base + j[:, None] * dv_row + kk[None, :], dv.to(DV.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def slot_gradient_kernel(
-    Q, SLOT_K, SLOT_V, DOUT, LSE, TOTAL, INNER, SEED, DSLOT_K, DSLOT_V,
+    Q, SLOT_K, SLOT_V, DOUT, LSE, INNER, SEED, DSLOT_K, DSLOT_V,
     q_b, q_h, q_t, o_b, o_h, o_t,
     B, H, T, P, share, scale, threshold, keep_scale,
     WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -424,7 +445,7 @@ def slot_gradient_kernel(
     in_head = kk < WIDTH
     slot = h * P + p
     there = (p < P)[:, None] & in_head[None, :]
-    seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else 0
+    seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
     k = tl.load(SLOT_K + slot[:, None] * WIDTH + kk[None, :], mask=there, other=0.0)
     v = tl.load(SLOT_V + slot[:, None] * WIDTH + kk[None, :], mask=there, other=0.0)
     dk = tl.zeros([BN, BK], tl.float32)
@@ -435,24 +456,24 @@ def slot_gradient_kernel(
         for t0 in range(0, T, BM):
             t = t0 + tl.arange(0, BM)
             row = (b * H + h) * T + t
+            row_key = _mixed(row.to(tl.uint32) ^ seed)
             inside = (t < T)[:, None] & in_head[None, :]
             q = tl.load(q_base + t[:, None] * q_t + kk[None, :], mask=inside, other=0.0)
             dout = tl.load(o_base + t[:, None] * o_t + kk[None, :], mask=inside, other=0.0)
             lse = tl.load(LSE + row, mask=t < T, other=0.0)
-            total = tl.load(TOTAL + row, mask=t < T, other=1.0)
             inner = tl.load(INNER + row, mask=t < T, other=0.0)
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             seen = (p < P)[None, :] & (t < T)[:, None]
-            a = tl.where(seen, tl.exp2(s * (scale * LOG2E) - lse[:, None]), 0.0)
+            share = tl.where(seen, tl.exp2(s * (scale * LOG2E) - lse[:, None]), 0.0)
             dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
-            w = a / total[:, None] if HAS_SPANS and RENORMALISE else a
+            w = share
             if HAS_DROPOUT:
-                kept = _kept(seed, row[:, None], -1 - p[None, :], threshold)
+                kept = _kept(row_key[:, None], _mixed((SLOTS + p).to(tl.uint32))[None, :], threshold)
                 dw = tl.where(kept, dw * keep_scale, 0.0)
                 w = tl.where(kept, w * keep_scale, 0.0)
-            ds = _score_gradient(a, dw, inner[:, None], total[:, None], 1.0, HAS_SPANS, RENORMALISE) * scale
+            ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
             dv += tl.dot(tl.trans(w.to(dout.dtype)), dout, input_precision=PRECISION)
             dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION)
     at = (part * H * P + slot[:, None]) * WIDTH + kk[None, :]
-    tl.store(DSLOT_K + at, dk, mask=there)
+    tl.store(DSLOT_K + at, dk * scale, mask=there)
     tl.store(DSLOT_V + at, dv, mask=there)
