@@ -36,9 +36,9 @@ class Positions(nn.Module, ABC):
     counts: bool = False
     """Whether `placed` changes anything: the state then counts the tokens that were read."""
 
-    def placed(self, x: Tensor, first_B: Tensor) -> Tensor:
-        """Queries or keys [B, T, ..., K], as they are multiplied, of the positions from `first_B` on."""
-        return x
+    def placed(self, x_BTHK: Tensor, first_B: Tensor) -> Tensor:
+        """Queries or keys as they are multiplied, of the positions from `first_B` on."""
+        return x_BTHK
 
     @abstractmethod
     def terms(self, q_BHTK: Tensor, window: int, heads: list[int]) -> Terms:

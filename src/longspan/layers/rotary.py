@@ -1,10 +1,10 @@
-"""Rotary positions. Shapes: B batch, T positions, X any, K head width, E = K / 2."""
+"""Rotary positions. Shapes: B batch, T positions, H heads, K head width, E = K / 2."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from longspan.kernels.rotation import rotate
 from longspan.layers.positions import Positions, Terms
 
 
@@ -26,13 +26,5 @@ class RotaryPositions(Positions):
     def terms(self, q_BHTK: Tensor, window: int, heads: list[int]) -> Terms:
         return Terms(q_BHTK, None, None)
 
-    def placed(self, x: Tensor, first_B: Tensor) -> Tensor:
-        left, right = x.chunk(2, dim=-1)
-        block, pairs = x.shape[1], left.shape[-1]
-        position_BT = first_B[:, None] + torch.arange(block, device=x.device)
-        pair_E = torch.arange(pairs, device=x.device, dtype=torch.float64)
-        angle_BTE = position_BT[..., None] * self.base ** (-pair_E / pairs)
-        angle = angle_BTE.view(-1, block, *[1] * (x.dim() - 3), pairs)
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        turned = (torch.addcmul(left * cos, right, sin, value=-1), torch.addcmul(right * cos, left, sin))
-        return torch.cat(turned, dim=-1)
+    def placed(self, x_BTHK: Tensor, first_B: Tensor) -> Tensor:
+        return rotate(x_BTHK, first_B, self.base)
