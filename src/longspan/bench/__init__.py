@@ -2,6 +2,5 @@
 
 from longspan.bench.figures import Figures
 from longspan.bench.measure import Bench
-from longspan.bench.spans import PROFILES
 
-__all__ = ["PROFILES", "Bench", "Figures"]
+__all__ = ["Bench", "Figures"]

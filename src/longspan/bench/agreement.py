@@ -23,7 +23,7 @@ from longspan.state import State
 from longspan.training.graphs import STEADY, RecordedModel
 
 BATCH, BLOCK = 2, 64
-TOLERANCE = {"float32": 1e-3, "bf16": 2e-2, "fp16": 5e-3}
+TOLERANCE = {"float32": 1e-3, "bf16": 5e-2, "fp16": 2e-2}
 LENIENCE = 3  # times the error of the reference path, where that is the larger: two roundings, by chance
 NEGLIGIBLE = (
     1e-5  # of the longest gradient: what is shorter is measured by this, since it may be all rounding

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 
@@ -26,7 +27,10 @@ WARM_UPS = {"cpu": 2, "cuda": STEADY + 3}  # on a GPU steps are recorded on the 
 
 
 class Bench:
-    """One recipe on one device; `say` hears what goes on."""
+    """One recipe on one device, with learned spans as it begins or as `span_profile` has them.
+
+    `say` hears what goes on.
+    """
 
     def __init__(
         self,
@@ -34,7 +38,7 @@ class Bench:
         vocabulary_size: int,
         device: torch.device,
         *,
-        spans: str = "start",
+        spans: Literal["start", "profile"] = "start",
         say: Callable[[str], None] = print,
     ) -> None:
         if not config.stage:

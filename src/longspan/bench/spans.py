@@ -10,9 +10,6 @@ from longspan.errors import UserError
 from longspan.layers.span import LearnedSpan
 from longspan.models import LanguageModel
 
-PROFILES = ("start", "profile")
-"""As the recipe begins, or as `span_profile` says."""
-
 
 def span_profile(num_layers: int, num_heads: int, limit: int) -> list[list[int]]:
     """Tokens per layer and head, the ramp not included: most heads look near, a few of the upper ones far.
