@@ -205,7 +205,7 @@ def test_large_cases_on_cuda(case: Case, dtype: torch.dtype) -> None:
 
 
 def mixed(x: np.ndarray) -> np.ndarray:
-    """The hash of a row or a position: x of 32 bits, shifted onto itself between products that wrap around."""
+    """The hash of a row or a position, of 32 bits: products that wrap around, shifted onto themselves."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
     return x ^ (x >> np.uint32(16))

@@ -46,7 +46,7 @@ def _mixed(x):
 
 @triton.jit
 def _kept(row_key, column_key, threshold):
-    """Which weights dropout keeps: a function of seed and query, mixed, and of the position of the key, mixed.
+    """Which weights dropout keeps: a function of seed and query, mixed, and of the key's place, mixed.
 
     Slots have positions far beyond all text.
     """
@@ -178,7 +178,7 @@ def forward_kernel(
             y = y * shrink + tl.sum(e, 1)
             if HAS_DROPOUT:
                 e = tl.where(
-                    _kept(row_key[:, None], _mixed((SLOTS + p).to(tl.uint32))[None, :], threshold), e, 0.0
+                    _kept(row_key[:, None], _mixed((p + SLOTS).to(tl.uint32))[None, :], threshold), e, 0.0
                 )
             v = tl.load(
                 SLOT_V + slot[:, None] * WIDTH + kk[None, :],
@@ -324,7 +324,7 @@ def query_gradient_kernel(
             dw = tl.dot(dout, v, input_precision=PRECISION)
             if HAS_DROPOUT:
                 dw = tl.where(
-                    _kept(row_key[:, None], _mixed((SLOTS + p).to(tl.uint32))[None, :], threshold),
+                    _kept(row_key[:, None], _mixed((p + SLOTS).to(tl.uint32))[None, :], threshold),
                     dw * keep_scale,
                     0.0,
                 )
@@ -468,7 +468,7 @@ def slot_gradient_kernel(
             dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
             w = share
             if HAS_DROPOUT:
-                kept = _kept(row_key[:, None], _mixed((SLOTS + p).to(tl.uint32))[None, :], threshold)
+                kept = _kept(row_key[:, None], _mixed((p + SLOTS).to(tl.uint32))[None, :], threshold)
                 dw = tl.where(kept, dw * keep_scale, 0.0)
                 w = tl.where(kept, w * keep_scale, 0.0)
             ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
