@@ -37,7 +37,9 @@ def ways_for(model: LanguageModel, device: torch.device) -> list[Way]:
             Way("reference", "attention in plain torch, every operation launched", "eager"),
             Way("fast", "fused attention, passes through the model recorded and replayed", recorded=True),
         ]
-    fast = Way("fast", "heads grouped by how far they look")
     if not any(isinstance(module, Attention) for module in model.modules()):
-        return [fast]
-    return [Way("reference", "all heads of a layer padded to its longest", "padded"), fast]
+        return [Way("fast", "the only one, without attention to spans")]
+    return [
+        Way("reference", "all heads of a layer padded to its longest", "padded"),
+        Way("fast", "heads grouped by how far they look"),
+    ]
