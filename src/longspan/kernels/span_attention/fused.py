@@ -76,14 +76,11 @@ def _layout(
     for reach, size in pasts:
         window = max(windows[head : head + size])
         groups.append(Group(head, size, window, table))
-        step = 2 * size * width
         for index in range(size):
-            keys = past + index * width
-            rows.append(
-                [windows[head + index], reach, keys, keys + size * width, reach * step, step, table, window]
-            )
+            keys, values, step = past + index, past + size + index, 2 * size
+            rows.append([windows[head + index], reach, keys, values, reach * step, step, table, window])
             table += batch * block * window
-        head, past = head + size, past + batch * reach * step
+        head, past = head + size, past + batch * reach * 2 * size
     return Layout(tuple(groups), torch.tensor(rows, device=device), table, max(reach for reach, _ in pasts))
 
 

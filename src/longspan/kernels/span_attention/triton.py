@@ -10,6 +10,10 @@ it, once a tile of queries at a time for the gradients of queries and spans, and
 for those of keys and values. Every program writes what no other writes: results do not depend on the order in
 which programs run.
 
+Most tiles lie inside: all their queries see all their keys through a mask of 1. They come in one run, between
+the tiles at the far edge of the span and those at the query's own position, and skip whatever decides who sees
+what.
+
 Keys have two sources. `PAST` holds what each group of heads remembers, as long as that group needs it; the
 block's own keys follow. Both are addressed by position, negative in the past, so a loop is a source and a
 range. The term for the distance is a table R[t, c] that was made by matrix products, oldest distance first:
@@ -29,8 +33,9 @@ EPS = tl.constexpr(EPSILON)
 LOG2E = tl.constexpr(1.4426950408889634)
 SLOTS = tl.constexpr(1 << 30)  # the position that slots begin at, for dropout
 
-# Columns of the table of heads.
-WINDOW, REACH, PAST_KEYS, PAST_VALUES, PAST_BATCH, PAST_ROW, TABLE, TABLE_ROW = range(8)
+# The table of heads has 8 numbers in a row. Those of the past count in rows of a head, WIDTH numbers each.
+#   0 window   1 reach   2 keys in PAST   3 values in PAST   4 step of the batch   5 step of a position
+#   6 begin of the table R   7 width of its rows
 
 
 @triton.jit
@@ -67,18 +72,96 @@ def _clamped(rise):
 
 
 @triton.jit
-def _visible(t, j, window, filled, FIRST: tl.constexpr, HAS_FILLED: tl.constexpr):
-    distance = t - j
-    seen = (distance >= FIRST) & (distance < FIRST + window)
+def _rows(base, row, step, there, WIDTH: tl.constexpr, BK: tl.constexpr, ALL_THERE: tl.constexpr):
+    """Rows of a head, [rows, BK], zeros for those that are not there."""
+    kk = tl.arange(0, BK)
+    at = base + row[:, None] * step + kk[None, :]
+    if ALL_THERE:
+        if WIDTH == BK:
+            return tl.load(at)
+        else:
+            return tl.load(at, mask=(kk < WIDTH)[None, :], other=0.0)
+    else:
+        if WIDTH == BK:
+            return tl.load(at, mask=there[:, None], other=0.0)
+        else:
+            return tl.load(at, mask=there[:, None] & (kk < WIDTH)[None, :], other=0.0)
+
+
+@triton.jit
+def _store_rows(base, row, step, there, values, WIDTH: tl.constexpr, BK: tl.constexpr):
+    kk = tl.arange(0, BK)
+    at = base + row[:, None] * step + kk[None, :]
+    tl.store(at, values.to(base.dtype.element_ty), mask=there[:, None] & (kk < WIDTH)[None, :])
+
+
+@triton.jit
+def _floor(x, STEP: tl.constexpr):
+    """The multiple of STEP at or below x, which may be negative."""
+    return tl.where(x < 0, -((-x + STEP - 1) // STEP), x // STEP) * STEP
+
+
+@triton.jit
+def _seen(t, j, window, filled, T, FIRST: tl.constexpr, HAS_FILLED: tl.constexpr):
+    """Which keys the queries see, [queries, keys]."""
+    distance = t[:, None] - j[None, :]
+    seen = (distance >= FIRST) & (distance < FIRST + window) & (t < T)[:, None]
     if HAS_FILLED:
-        seen = seen & (j >= -filled)
+        seen = seen & (j >= -filled)[None, :]
     return seen
 
 
 @triton.jit
-def _first_tile(position, BN: tl.constexpr):
-    """The start of the tile that holds a position, which may be negative; tiles meet at position 0."""
-    return tl.where(position < 0, -((-position + BN - 1) // BN) * BN, (position // BN) * BN)
+def _farthest_inside(edge, ramp, window, FIRST: tl.constexpr, HAS_SPANS: tl.constexpr):
+    """The largest distance at which the mask is above its corner, or which the window holds."""
+    if HAS_SPANS:
+        inside = tl.math.ceil(edge - ramp).to(tl.int32) - 1
+        return tl.minimum(inside, FIRST + window - 1)
+    else:
+        return FIRST + window - 1
+
+
+@triton.jit
+def _forward_tiles(
+    start, stop, top, z, y, acc, q, t, row_key, k_base, v_base, k_row, v_row, r_base, r_row,
+    window, reach, filled, edge, T, slope, scale, threshold,
+    FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, INSIDE: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, HAS_FILLED: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Go on with the running sums over the keys from `start` to `stop`."""
+    for n0 in range(start, stop, BN):
+        j = n0 + tl.arange(0, BN)
+        there = (j >= -reach) & (j < T)
+        k = _rows(k_base, j, k_row, there, WIDTH, BK, INSIDE)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if not INSIDE:
+            seen = _seen(t, j, window, filled, T, FIRST, HAS_FILLED)
+        if HAS_POSITIONS:
+            r_at = r_base + r_row[:, None] + j[None, :]
+            r = tl.load(r_at) if INSIDE else tl.load(r_at, mask=seen, other=0.0)
+            s += r.to(tl.float32)
+        if not INSIDE:
+            s = tl.where(seen, s, float("-inf"))
+        new_top = tl.maximum(top, tl.max(s, 1))
+        base = new_top * (scale * LOG2E)
+        if not INSIDE:
+            base = tl.where(new_top == float("-inf"), 0.0, base)
+        shrink = tl.exp2(top * (scale * LOG2E) - base)
+        e = tl.exp2(s * (scale * LOG2E) - base[:, None])
+        sum_e = tl.sum(e, 1)
+        z = z * shrink + sum_e
+        if HAS_SPANS:
+            if not INSIDE:
+                e *= _clamped(_rise(edge, t[:, None] - j[None, :], slope))
+                sum_e = tl.sum(e, 1)
+            y = y * shrink + sum_e
+        if HAS_DROPOUT:
+            e = tl.where(_kept(row_key[:, None], _mixed(j.to(tl.uint32))[None, :], threshold), e, 0.0)
+        v = _rows(v_base, j, v_row, there, WIDTH, BK, INSIDE)
+        acc = acc * shrink[:, None] + tl.dot(e.to(v.dtype), v, input_precision=PRECISION)
+        top = new_top
+    return top, z, y, acc
 
 
 @triton.jit
@@ -96,22 +179,19 @@ def forward_kernel(
     table = HEADS + h * 8
     window = tl.load(table).to(tl.int32)
     reach = tl.load(table + 1).to(tl.int32)
-    past_k = PAST + tl.load(table + 2) + b * tl.load(table + 4)
-    past_v = PAST + tl.load(table + 3) + b * tl.load(table + 4)
-    past_row = tl.load(table + 5)
-    r_row = tl.load(table + 7)
-    r_base = tl.load(table + 6) + (b * T).to(tl.int64) * r_row + r_row - 1 + FIRST
     edge = tl.load(SPANS + h) + (FIRST + ramp) if HAS_SPANS else 0.0
-    filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else 0
+    filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else reach
     seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
 
     t = t0 + tl.arange(0, BM)
-    kk = tl.arange(0, BK)
-    in_head = kk < WIDTH
-    q_at = Q + b.to(tl.int64) * q_b + h * q_h + t[:, None] * q_t + kk[None, :]
-    q = tl.load(q_at, mask=(t < T)[:, None] & in_head[None, :], other=0.0)
     row = (b * H + h) * T + t
     row_key = _mixed(row.to(tl.uint32) ^ seed)
+    q = _rows(Q + b.to(tl.int64) * q_b + h * q_h, t, q_t, t < T, WIDTH, BK, False)
+    r_base, r_row = R, t
+    if HAS_POSITIONS:
+        step = tl.load(table + 7)
+        r_base = R + tl.load(table + 6) + (b * T + t0).to(tl.int64) * step + (step - 1 + FIRST - t0)
+        r_row = (t - t0) * (step.to(tl.int32) - 1)
 
     top = tl.full([BM], float("-inf"), tl.float32)
     z = tl.zeros([BM], tl.float32)
@@ -121,70 +201,58 @@ def forward_kernel(
     oldest = t0 - FIRST - window + 1
     if HAS_FILLED:
         oldest = tl.maximum(oldest, -filled)
+    start = _floor(oldest, BN)
     end = tl.minimum(t0 + BM - FIRST, T)
+    # Where the tiles begin that lie inside, and where they end.
+    far = _farthest_inside(edge, ramp, window, FIRST, HAS_SPANS)
+    inside = _floor(tl.maximum(t0 + BM - 1 - far, -tl.minimum(reach, filled)) + BN - 1, BN)
+    inside = tl.maximum(inside, start)
+    beyond = tl.where(t0 + BM <= T, _floor(t0 - FIRST + 1, BN), inside)
+    beyond = tl.maximum(beyond, inside)
     for from_block in tl.static_range(2):
         if from_block:
             k_base = K + b.to(tl.int64) * k_b + h * k_h
             v_base = V + b.to(tl.int64) * v_b + h * v_h
             k_row, v_row = k_t, v_t
-            start, stop = _first_tile(tl.maximum(oldest, 0), BN), end
+            first, last = 0, end
         else:
-            k_base, v_base = past_k + reach * past_row, past_v + reach * past_row
-            k_row, v_row = past_row, past_row
-            start, stop = _first_tile(tl.minimum(oldest, 0), BN), tl.minimum(end, 0)
-        for n0 in range(start, stop, BN):
-            j = n0 + tl.arange(0, BN)
-            there = (j >= -reach) & (j < T)
-            k = tl.load(
-                k_base + j[None, :] * k_row + kk[:, None], mask=there[None, :] & in_head[:, None], other=0.0
-            )
-            s = tl.dot(q, k, input_precision=PRECISION)
-            seen = _visible(t[:, None], j[None, :], window, filled, FIRST, HAS_FILLED)
-            if HAS_POSITIONS:
-                r_at = r_base + t[:, None].to(tl.int64) * r_row + (j[None, :] - t[:, None])
-                s += tl.load(R + r_at, mask=seen & (t < T)[:, None], other=0.0).to(tl.float32)
-            s = tl.where(seen, s * (scale * LOG2E), float("-inf"))
-            new_top = tl.maximum(top, tl.max(s, 1))
-            base = tl.where(new_top == float("-inf"), 0.0, new_top)
-            shrink = tl.exp2(top - base)
-            e = tl.exp2(s - base[:, None])
-            z = z * shrink + tl.sum(e, 1)
-            if HAS_SPANS:
-                e *= _clamped(_rise(edge, t[:, None] - j[None, :], slope))
-                y = y * shrink + tl.sum(e, 1)
-            if HAS_DROPOUT:
-                e = tl.where(_kept(row_key[:, None], _mixed(j.to(tl.uint32))[None, :], threshold), e, 0.0)
-            v = tl.load(
-                v_base + j[:, None] * v_row + kk[None, :], mask=there[:, None] & in_head[None, :], other=0.0
-            )
-            acc = acc * shrink[:, None] + tl.dot(e.to(v.dtype), v, input_precision=PRECISION)
-            top = new_top
+            k_row = tl.load(table + 5).to(tl.int32) * WIDTH
+            past = PAST + b * tl.load(table + 4) * WIDTH + reach * k_row
+            k_base = past + tl.load(table + 2) * WIDTH
+            v_base = past + tl.load(table + 3) * WIDTH
+            v_row = k_row
+            first, last = start, tl.minimum(end, 0)
+        for part in tl.static_range(3):
+            if part == 0:
+                n0, n1 = tl.maximum(start, first), tl.minimum(inside, last)
+            elif part == 1:
+                n0, n1 = tl.maximum(inside, first), tl.minimum(beyond, last)
+            else:
+                n0, n1 = tl.maximum(beyond, first), last
+            if part < 2 or from_block:
+                top, z, y, acc = _forward_tiles(
+                    n0, n1, top, z, y, acc, q, t, row_key, k_base, v_base, k_row, v_row, r_base, r_row,
+                    window, reach, filled, edge, T, slope, scale, threshold,
+                    FIRST, WIDTH, BK, BN, part == 1,
+                    HAS_POSITIONS, HAS_SPANS, HAS_FILLED, HAS_DROPOUT, PRECISION,
+                )  # fmt: skip
 
     if HAS_SLOTS:
         for p0 in range(0, P, BN):
             p = p0 + tl.arange(0, BN)
-            slot = h * P + p
-            k = tl.load(
-                SLOT_K + slot[None, :] * WIDTH + kk[:, None],
-                mask=(p < P)[None, :] & in_head[:, None],
-                other=0.0,
-            )
-            s = tl.dot(q, k, input_precision=PRECISION)
-            s = tl.where((p < P)[None, :], s * (scale * LOG2E), float("-inf"))
+            k = _rows(SLOT_K, h * P + p, WIDTH, p < P, WIDTH, BK, False)
+            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            s = tl.where((p < P)[None, :], s, float("-inf"))
             new_top = tl.maximum(top, tl.max(s, 1))
-            shrink = tl.exp2(top - new_top)
-            e = tl.exp2(s - new_top[:, None])
+            base = new_top * (scale * LOG2E)
+            shrink = tl.exp2(top * (scale * LOG2E) - base)
+            e = tl.exp2(s * (scale * LOG2E) - base[:, None])
             z = z * shrink + tl.sum(e, 1)
             y = y * shrink + tl.sum(e, 1)
             if HAS_DROPOUT:
-                e = tl.where(
-                    _kept(row_key[:, None], _mixed((p + SLOTS).to(tl.uint32))[None, :], threshold), e, 0.0
-                )
-            v = tl.load(
-                SLOT_V + slot[:, None] * WIDTH + kk[None, :],
-                mask=(p < P)[:, None] & in_head[None, :],
-                other=0.0,
-            )
+                key = _mixed((p + SLOTS).to(tl.uint32))
+                e = tl.where(_kept(row_key[:, None], key[None, :], threshold), e, 0.0)
+            v = _rows(SLOT_V, h * P + p, WIDTH, p < P, WIDTH, BK, False)
             acc = acc * shrink[:, None] + tl.dot(e.to(v.dtype), v, input_precision=PRECISION)
             top = new_top
 
@@ -193,10 +261,9 @@ def forward_kernel(
         total = y + EPS * z
     if HAS_DROPOUT:
         acc *= keep_scale
-    out = acc / total[:, None]
-    out_at = OUT + b.to(tl.int64) * o_b + h * o_h + t[:, None] * o_t + kk[None, :]
-    tl.store(out_at, out.to(OUT.dtype.element_ty), mask=(t < T)[:, None] & in_head[None, :])
-    tl.store(LSE + row, top + tl.log2(total), mask=t < T)
+    out_base = OUT + b.to(tl.int64) * o_b + h * o_h
+    _store_rows(out_base, t, o_t, t < T, acc / total[:, None], WIDTH, BK)
+    tl.store(LSE + row, top * (scale * LOG2E) + tl.log2(total), mask=t < T)
 
 
 @triton.jit
@@ -210,6 +277,51 @@ def _score_gradient(share, dw, inner, mask, HAS_SPANS: tl.constexpr, RENORMALISE
             return share * (mask * dw - inner)
     else:
         return share * (dw - inner)
+
+
+@triton.jit
+def _query_gradient_tiles(
+    start, stop, dq, dspan, q, dout, lse, inner, t, row_key, k_base, v_base, k_row, v_row,
+    r_base, dr_base, r_row, window, reach, filled, edge, T, slope, scale, threshold, keep_scale,
+    FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, INSIDE: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr,
+    HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    for n0 in range(start, stop, BN):
+        j = n0 + tl.arange(0, BN)
+        there = (j >= -reach) & (j < T)
+        k = _rows(k_base, j, k_row, there, WIDTH, BK, INSIDE)
+        v = _rows(v_base, j, v_row, there, WIDTH, BK, INSIDE)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if not INSIDE:
+            seen = _seen(t, j, window, filled, T, FIRST, HAS_FILLED)
+        if HAS_POSITIONS:
+            r_at = r_base + r_row[:, None] + j[None, :]
+            r = tl.load(r_at) if INSIDE else tl.load(r_at, mask=seen, other=0.0)
+            s += r.to(tl.float32)
+        share = tl.exp2(s * (scale * LOG2E) - lse[:, None])
+        if not INSIDE:
+            share = tl.where(seen, share, 0.0)
+        dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+        if HAS_DROPOUT:
+            kept = _kept(row_key[:, None], _mixed(j.to(tl.uint32))[None, :], threshold)
+            dw = tl.where(kept, dw * keep_scale, 0.0)
+        if HAS_SPANS and not INSIDE:
+            rise = _rise(edge, t[:, None] - j[None, :], slope)
+            dmask = share * (dw - inner[:, None]) if RENORMALISE else share * dw
+            dspan += tl.sum(tl.where((rise >= 0.0) & (rise <= 1.0), dmask, 0.0), 1)
+            ds = _score_gradient(share, dw, inner[:, None], _clamped(rise), HAS_SPANS, RENORMALISE)
+        else:
+            ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
+        ds = ds.to(k.dtype)
+        if HAS_POSITIONS:
+            dr_at = dr_base + r_row[:, None] + j[None, :]
+            if INSIDE:
+                tl.store(dr_at, ds)
+            else:
+                tl.store(dr_at, ds, mask=seen)
+        dq += tl.dot(ds, k, input_precision=PRECISION)
+    return dq, dspan
 
 
 @triton.jit
@@ -231,111 +343,126 @@ def query_gradient_kernel(
     table = HEADS + h * 8
     window = tl.load(table).to(tl.int32)
     reach = tl.load(table + 1).to(tl.int32)
-    past_k = PAST + tl.load(table + 2) + b * tl.load(table + 4)
-    past_v = PAST + tl.load(table + 3) + b * tl.load(table + 4)
-    past_row = tl.load(table + 5)
-    r_row = tl.load(table + 7)
-    r_base = tl.load(table + 6) + (b * T).to(tl.int64) * r_row + r_row - 1 + FIRST
     edge = tl.load(SPANS + h) + (FIRST + ramp) if HAS_SPANS else 0.0
-    filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else 0
+    filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else reach
     seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
 
     t = t0 + tl.arange(0, BM)
-    kk = tl.arange(0, BK)
-    in_head = kk < WIDTH
-    inside = (t < T)[:, None] & in_head[None, :]
     row = (b * H + h) * T + t
     row_key = _mixed(row.to(tl.uint32) ^ seed)
-    q = tl.load(Q + b.to(tl.int64) * q_b + h * q_h + t[:, None] * q_t + kk[None, :], mask=inside, other=0.0)
-    out = tl.load(
-        OUT + b.to(tl.int64) * o_b + h * o_h + t[:, None] * o_t + kk[None, :], mask=inside, other=0.0
-    )
-    dout = tl.load(
-        DOUT + b.to(tl.int64) * do_b + h * do_h + t[:, None] * do_t + kk[None, :], mask=inside, other=0.0
-    )
+    q = _rows(Q + b.to(tl.int64) * q_b + h * q_h, t, q_t, t < T, WIDTH, BK, False)
+    out = _rows(OUT + b.to(tl.int64) * o_b + h * o_h, t, o_t, t < T, WIDTH, BK, False)
+    dout = _rows(DOUT + b.to(tl.int64) * do_b + h * do_h, t, do_t, t < T, WIDTH, BK, False)
     lse = tl.load(LSE + row, mask=t < T, other=0.0)
     inner = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
     tl.store(INNER + row, inner, mask=t < T)
+    r_base, dr_base, r_row = R, DR, t
+    if HAS_POSITIONS:
+        step = tl.load(table + 7)
+        begin = tl.load(table + 6) + (b * T + t0).to(tl.int64) * step + (step - 1 + FIRST - t0)
+        r_base, dr_base = R + begin, DR + begin
+        r_row = (t - t0) * (step.to(tl.int32) - 1)
     dq = tl.zeros([BM, BK], tl.float32)
     dspan = tl.zeros([BM], tl.float32)
 
     oldest = t0 - FIRST - window + 1
     if HAS_FILLED:
         oldest = tl.maximum(oldest, -filled)
+    start = _floor(oldest, BN)
     end = tl.minimum(t0 + BM - FIRST, T)
+    far = _farthest_inside(edge, ramp, window, FIRST, HAS_SPANS)
+    inside = _floor(tl.maximum(t0 + BM - 1 - far, -tl.minimum(reach, filled)) + BN - 1, BN)
+    inside = tl.maximum(inside, start)
+    beyond = tl.where(t0 + BM <= T, _floor(t0 - FIRST + 1, BN), inside)
+    beyond = tl.maximum(beyond, inside)
     for from_block in tl.static_range(2):
         if from_block:
             k_base = K + b.to(tl.int64) * k_b + h * k_h
             v_base = V + b.to(tl.int64) * v_b + h * v_h
             k_row, v_row = k_t, v_t
-            start, stop = _first_tile(tl.maximum(oldest, 0), BN), end
+            first, last = 0, end
         else:
-            k_base, v_base = past_k + reach * past_row, past_v + reach * past_row
-            k_row, v_row = past_row, past_row
-            start, stop = _first_tile(tl.minimum(oldest, 0), BN), tl.minimum(end, 0)
-        for n0 in range(start, stop, BN):
-            j = n0 + tl.arange(0, BN)
-            distance = t[:, None] - j[None, :]
-            there = (j >= -reach) & (j < T)
-            k = tl.load(
-                k_base + j[:, None] * k_row + kk[None, :], mask=there[:, None] & in_head[None, :], other=0.0
-            )
-            v = tl.load(
-                v_base + j[None, :] * v_row + kk[:, None], mask=there[None, :] & in_head[:, None], other=0.0
-            )
-            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            seen = _visible(t[:, None], j[None, :], window, filled, FIRST, HAS_FILLED) & (t < T)[:, None]
-            r_at = r_base + t[:, None].to(tl.int64) * r_row + (j[None, :] - t[:, None])
-            if HAS_POSITIONS:
-                s += tl.load(R + r_at, mask=seen, other=0.0).to(tl.float32)
-            share = tl.where(seen, tl.exp2(s * (scale * LOG2E) - lse[:, None]), 0.0)
-            dw = tl.dot(dout, v, input_precision=PRECISION)
-            if HAS_DROPOUT:
-                dw = tl.where(
-                    _kept(row_key[:, None], _mixed(j.to(tl.uint32))[None, :], threshold), dw * keep_scale, 0.0
-                )
-            mask = 1.0
-            if HAS_SPANS:
-                rise = _rise(edge, distance, slope)
-                mask = _clamped(rise)
-                dmask = share * (dw - inner[:, None]) if RENORMALISE else share * dw
-                dspan += tl.sum(tl.where((rise >= 0.0) & (rise <= 1.0), dmask, 0.0), 1)
-            ds = _score_gradient(share, dw, inner[:, None], mask, HAS_SPANS, RENORMALISE)
-            if HAS_POSITIONS:
-                tl.store(DR + r_at, ds.to(DR.dtype.element_ty), mask=seen)
-            dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
+            k_row = tl.load(table + 5).to(tl.int32) * WIDTH
+            past = PAST + b * tl.load(table + 4) * WIDTH + reach * k_row
+            k_base = past + tl.load(table + 2) * WIDTH
+            v_base = past + tl.load(table + 3) * WIDTH
+            v_row = k_row
+            first, last = start, tl.minimum(end, 0)
+        for part in tl.static_range(3):
+            if part == 0:
+                n0, n1 = tl.maximum(start, first), tl.minimum(inside, last)
+            elif part == 1:
+                n0, n1 = tl.maximum(inside, first), tl.minimum(beyond, last)
+            else:
+                n0, n1 = tl.maximum(beyond, first), last
+            if part < 2 or from_block:
+                dq, dspan = _query_gradient_tiles(
+                    n0, n1, dq, dspan, q, dout, lse, inner, t, row_key, k_base, v_base, k_row, v_row,
+                    r_base, dr_base, r_row, window, reach, filled, edge, T, slope, scale, threshold, keep_scale,
+                    FIRST, WIDTH, BK, BN, part == 1,
+                    HAS_POSITIONS, HAS_SPANS, RENORMALISE, HAS_FILLED, HAS_DROPOUT, PRECISION,
+                )  # fmt: skip
 
     if HAS_SLOTS:
         for p0 in range(0, P, BN):
             p = p0 + tl.arange(0, BN)
-            slot = h * P + p
-            k = tl.load(
-                SLOT_K + slot[:, None] * WIDTH + kk[None, :],
-                mask=(p < P)[:, None] & in_head[None, :],
-                other=0.0,
-            )
-            v = tl.load(
-                SLOT_V + slot[None, :] * WIDTH + kk[:, None],
-                mask=(p < P)[None, :] & in_head[:, None],
-                other=0.0,
-            )
+            k = _rows(SLOT_K, h * P + p, WIDTH, p < P, WIDTH, BK, False)
+            v = _rows(SLOT_V, h * P + p, WIDTH, p < P, WIDTH, BK, False)
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             share = tl.where((p < P)[None, :], tl.exp2(s * (scale * LOG2E) - lse[:, None]), 0.0)
-            dw = tl.dot(dout, v, input_precision=PRECISION)
+            dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
             if HAS_DROPOUT:
-                dw = tl.where(
-                    _kept(row_key[:, None], _mixed((p + SLOTS).to(tl.uint32))[None, :], threshold),
-                    dw * keep_scale,
-                    0.0,
-                )
+                key = _mixed((p + SLOTS).to(tl.uint32))
+                dw = tl.where(_kept(row_key[:, None], key[None, :], threshold), dw * keep_scale, 0.0)
             ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
             dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
 
-    dq_at = DQ + b.to(tl.int64) * dq_b + h * dq_h + t[:, None] * dq_t + kk[None, :]
-    tl.store(dq_at, (dq * scale).to(DQ.dtype.element_ty), mask=inside)
+    _store_rows(DQ + b.to(tl.int64) * dq_b + h * dq_h, t, dq_t, t < T, dq * scale, WIDTH, BK)
     if HAS_SPANS:
         dspan = tl.where(t < T, dspan, 0.0)
         tl.store(DSPAN + (h * B + b) * tl.num_programs(0) + tl.program_id(0), tl.sum(dspan, 0) * slope)
+
+
+@triton.jit
+def _key_gradient_tiles(
+    start, stop, dk, dv, k, v, j, column_key, q_base, dout_base, q_t, o_t, row0, LSE, INNER, seed,
+    r_base, r_step, window, filled, edge, T, slope, scale, threshold, keep_scale,
+    FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, INSIDE: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr,
+    HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    for t0 in range(start, stop, BM):
+        t = t0 + tl.arange(0, BM)
+        q = _rows(q_base, t, q_t, t < T, WIDTH, BK, INSIDE)
+        dout = _rows(dout_base, t, o_t, t < T, WIDTH, BK, INSIDE)
+        lse = tl.load(LSE + row0 + t, mask=t < T, other=0.0)
+        inner = tl.load(INNER + row0 + t, mask=t < T, other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if not INSIDE:
+            seen = _seen(t, j, window, filled, T, FIRST, HAS_FILLED)
+        if HAS_POSITIONS:
+            r_row = (t - t0) * (r_step.to(tl.int32) - 1)
+            r_at = (r_base + tl.cast(t0, tl.int64) * (r_step - 1)) + r_row[:, None] + j[None, :]
+            r = tl.load(r_at) if INSIDE else tl.load(r_at, mask=seen, other=0.0)
+            s += r.to(tl.float32)
+        share = tl.exp2(s * (scale * LOG2E) - lse[:, None])
+        if not INSIDE:
+            share = tl.where(seen, share, 0.0)
+        dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+        w = share
+        mask = 1.0
+        if HAS_SPANS and not INSIDE:
+            mask = _clamped(_rise(edge, t[:, None] - j[None, :], slope))
+            w = share * mask
+        if HAS_DROPOUT:
+            row_key = _mixed((row0 + t).to(tl.uint32) ^ seed)
+            kept = _kept(row_key[:, None], column_key[None, :], threshold)
+            dw = tl.where(kept, dw * keep_scale, 0.0)
+            w = tl.where(kept, w, 0.0)
+        ds = _score_gradient(share, dw, inner[:, None], mask, HAS_SPANS, RENORMALISE)
+        dv += tl.dot(tl.trans(w.to(dout.dtype)), dout, input_precision=PRECISION)
+        dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION)
+    return dk, dv
 
 
 @triton.jit
@@ -358,75 +485,60 @@ def key_gradient_kernel(
     number = tl.program_id(0)
     n0 = tl.where(number < tiles, number * BN, (tiles - 1 - number) * BN)
     if n0 + BN > -reach:
-        past_row = tl.load(table + 5)
-        from_past = n0 < 0
         k_base = K + b.to(tl.int64) * k_b + h * k_h
         v_base = V + b.to(tl.int64) * v_b + h * v_h
         dk_base = DK + b.to(tl.int64) * dk_b + h * dk_h
         dv_base = DV + b.to(tl.int64) * dv_b + h * dv_h
-        k_row, v_row, dk_row, dv_row = (
-            k_t.to(tl.int64),
-            v_t.to(tl.int64),
-            dk_t.to(tl.int64),
-            dv_t.to(tl.int64),
-        )
-        if from_past:
-            past = b * tl.load(table + 4) + reach * past_row
-            k_base, v_base = PAST + tl.load(table + 2) + past, PAST + tl.load(table + 3) + past
-            dk_base, dv_base = DPAST + tl.load(table + 2) + past, DPAST + tl.load(table + 3) + past
-            k_row, v_row, dk_row, dv_row = past_row, past_row, past_row, past_row
-        r_row = tl.load(table + 7)
-        r_base = tl.load(table + 6) + (b * T).to(tl.int64) * r_row + r_row - 1 + FIRST
+        k_row, v_row, dk_row, dv_row = k_t, v_t, dk_t, dv_t
+        if n0 < 0:
+            k_row = tl.load(table + 5).to(tl.int32) * WIDTH
+            v_row, dk_row, dv_row = k_row, k_row, k_row
+            past = b * tl.load(table + 4) * WIDTH + reach * k_row
+            past_k, past_v = past + tl.load(table + 2) * WIDTH, past + tl.load(table + 3) * WIDTH
+            k_base, v_base, dk_base, dv_base = PAST + past_k, PAST + past_v, DPAST + past_k, DPAST + past_v
         edge = tl.load(SPANS + h) + (FIRST + ramp) if HAS_SPANS else 0.0
-        filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else 0
+        filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else reach
         seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
+        r_base, r_step = R, 1
+        if HAS_POSITIONS:
+            r_step = tl.load(table + 7)
+            r_base = R + tl.load(table + 6) + (b * T).to(tl.int64) * r_step + (r_step - 1 + FIRST)
 
         j = n0 + tl.arange(0, BN)
-        kk = tl.arange(0, BK)
-        in_head = kk < WIDTH
-        there = ((j >= -reach) & (j < T))[:, None] & in_head[None, :]
-        k = tl.load(k_base + j[:, None] * k_row + kk[None, :], mask=there, other=0.0)
-        v = tl.load(v_base + j[:, None] * v_row + kk[None, :], mask=there, other=0.0)
+        column_key = _mixed(j.to(tl.uint32))
+        there = (j >= -reach) & (j < T)
+        k = _rows(k_base, j, k_row, there, WIDTH, BK, False)
+        v = _rows(v_base, j, v_row, there, WIDTH, BK, False)
         dk = tl.zeros([BN, BK], tl.float32)
         dv = tl.zeros([BN, BK], tl.float32)
 
         start = (tl.maximum(n0 + FIRST, 0) // BM) * BM
         stop = tl.minimum(n0 + BN - 1 + FIRST + window, T)
-        for t0 in range(start, stop, BM):
-            t = t0 + tl.arange(0, BM)
-            row = (b * H + h) * T + t
-            row_key = _mixed(row.to(tl.uint32) ^ seed)
-            inside = (t < T)[:, None] & in_head[None, :]
-            q = tl.load(
-                Q + b.to(tl.int64) * q_b + h * q_h + t[:, None] * q_t + kk[None, :], mask=inside, other=0.0
-            )
-            dout = tl.load(
-                DOUT + b.to(tl.int64) * o_b + h * o_h + t[:, None] * o_t + kk[None, :], mask=inside, other=0.0
-            )
-            lse = tl.load(LSE + row, mask=t < T, other=0.0)
-            inner = tl.load(INNER + row, mask=t < T, other=0.0)
-            distance = t[:, None] - j[None, :]
-            seen = _visible(t[:, None], j[None, :], window, filled, FIRST, HAS_FILLED) & (t < T)[:, None]
-            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            if HAS_POSITIONS:
-                r_at = r_base + t[:, None].to(tl.int64) * r_row + (j[None, :] - t[:, None])
-                s += tl.load(R + r_at, mask=seen, other=0.0).to(tl.float32)
-            share = tl.where(seen, tl.exp2(s * (scale * LOG2E) - lse[:, None]), 0.0)
-            dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
-            mask = _clamped(_rise(edge, distance, slope)) if HAS_SPANS else 1.0
-            w = share * mask
-            if HAS_DROPOUT:
-                kept = _kept(row_key[:, None], _mixed(j.to(tl.uint32))[None, :], threshold)
-                dw = tl.where(kept, dw * keep_scale, 0.0)
-                w = tl.where(kept, w * keep_scale, 0.0)
-            ds = _score_gradient(share, dw, inner[:, None], mask, HAS_SPANS, RENORMALISE)
-            dv += tl.dot(tl.trans(w.to(dout.dtype)), dout, input_precision=PRECISION)
-            dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION)
+        far = _farthest_inside(edge, ramp, window, FIRST, HAS_SPANS)
+        inside = tl.maximum(_floor(n0 + BN - 1 + FIRST + BM - 1, BM), start)
+        whole = (n0 >= -tl.minimum(reach, filled)) & (n0 + BN <= T)
+        beyond = tl.where(whole, tl.minimum(_floor(n0 + far + 1, BM), _floor(T, BM)), inside)
+        beyond = tl.maximum(beyond, inside)
+        for part in tl.static_range(3):
+            if part == 0:
+                t0, t1 = start, tl.minimum(inside, stop)
+            elif part == 1:
+                t0, t1 = inside, tl.minimum(beyond, stop)
+            else:
+                t0, t1 = beyond, stop
+            dk, dv = _key_gradient_tiles(
+                t0, t1, dk, dv, k, v, j, column_key,
+                Q + b.to(tl.int64) * q_b + h * q_h, DOUT + b.to(tl.int64) * o_b + h * o_h, q_t, o_t,
+                (b * H + h) * T, LSE, INNER, seed, r_base, r_step, window, filled, edge,
+                T, slope, scale, threshold, keep_scale,
+                FIRST, WIDTH, BK, BM, part == 1,
+                HAS_POSITIONS, HAS_SPANS, RENORMALISE, HAS_FILLED, HAS_DROPOUT, PRECISION,
+            )  # fmt: skip
 
-        tl.store(
-            dk_base + j[:, None] * dk_row + kk[None, :], (dk * scale).to(DK.dtype.element_ty), mask=there
-        )
-        tl.store(dv_base + j[:, None] * dv_row + kk[None, :], dv.to(DV.dtype.element_ty), mask=there)
+        if HAS_DROPOUT:
+            dv *= keep_scale
+        _store_rows(dk_base, j, dk_row, there, dk * scale, WIDTH, BK)
+        _store_rows(dv_base, j, dv_row, there, dv, WIDTH, BK)
 
 
 @triton.jit
