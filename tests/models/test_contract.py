@@ -107,6 +107,7 @@ VARIANTS: dict[str, ModelConfig] = {
         softcap=None,
         dropout=0.1,
     ),
+    "modern, convolution": dataclasses.replace(MODERN, convolution=3, positions="learned"),
     "modern, swiglu": dataclasses.replace(MODERN, feed_forward="swiglu", query_key_norm=False),
     "adaptive-span, windows": with_span(kind="fixed", windows=WINDOWS),
     "adaptive-span, adaptive softmax": dataclasses.replace(SMALL, vocabulary=WORDS),
@@ -142,7 +143,9 @@ def make(variant: str) -> LanguageModel:
                 parameter.add_(torch.rand_like(parameter) * 0.3)
             if name.endswith("logits_K"):  # every kind of block is the likeliest somewhere
                 parameter[int(name.split(".")[1])] += 1
-            if name.endswith("weight") and not parameter.any():  # blocks that begin by adding nothing
+            if not parameter.any() and name.endswith(
+                ("weight", "weight_ND")
+            ):  # what begins by adding nothing
                 parameter.normal_(std=0.3)
             if name.endswith("norm.bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.3)

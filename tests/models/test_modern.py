@@ -14,6 +14,7 @@ from longspan.config import ModernConfig, SpanConfig
 from longspan.heads import SoftmaxHead
 from longspan.layers.feed_forward import squared_relu
 from longspan.layers.rotary import RotaryPositions
+from longspan.layers.short_convolution import ShortConvolution
 from longspan.models import LanguageModel, Stack, build
 from longspan.models.cost import Shape, flops, model_flops
 
@@ -145,6 +146,36 @@ def test_a_fresh_model_adds_nothing_to_its_embeddings() -> None:
     assert nll.mean().item() == pytest.approx(math.log(V), abs=0.1)
 
 
+class TestConvolution:
+    def test_it_is_its_equation_however_the_text_is_cut(self) -> None:
+        block = ShortConvolution(5, 3, norm=torch.nn.RMSNorm).double()
+        torch.nn.init.normal_(block.weight_ND)
+        h = torch.randn(2, 9, 5, dtype=torch.float64)
+        x = block.norm(h)
+        expected = h.clone()
+        for t in range(9):
+            for n in range(min(3, t + 1)):
+                expected[:, t] += block.weight_ND[n] * x[:, t - n]
+        state, pieces = block.initial_state(2), []
+        for piece in h.split([1, 4, 1, 3], dim=1):
+            out, state = block(piece, state)
+            pieces.append(out)
+        torch.testing.assert_close(torch.cat(pieces, dim=1), expected)
+
+    def test_the_model_has_one_before_its_first_layer(self) -> None:
+        model = build(dataclasses.replace(CONFIG, convolution=4), V)
+        assert [type(block) for block in model.blocks].count(ShortConvolution) == 1
+        assert isinstance(model.blocks[0], ShortConvolution)
+        assert model.blocks[0].weight_ND.shape == (4, D)
+        assert not model.blocks[0].weight_ND.any()
+
+
+def test_learned_distances_are_shared_and_as_many_as_the_limit() -> None:
+    model = build(dataclasses.replace(CONFIG, positions="learned"), V)
+    assert model.shared["positions"].keys_LK.shape == (LIMIT, K)
+    assert sum("keys_LK" in name for name in model.state_dict()) == 1
+
+
 class TestMemories:
     def gradient(self, model: LanguageModel) -> Tensor:
         """Of the keys' matrix, for one token whose text was read before."""
@@ -234,6 +265,7 @@ def test_parameters_and_costs_by_hand() -> None:
         ({"softcap": 0.0}, "softcap must be above 0"),
         ({"rotary_base": 1.0}, "rotary_base must be above 1"),
         ({"dropout": 1.0}, "dropout must be"),
+        ({"convolution": 1}, "convolution must be"),
         ({"inner_width": 0}, "inner_width must be at least 1"),
     ],
 )

@@ -21,8 +21,15 @@ class ModernConfig:
     feed_forward: Literal["relu", "gelu", "squared-relu", "swiglu"] = option(
         "squared-relu", help="what is between the matrices; swiglu has three of them, the others two"
     )
-    positions: Literal["rotary", "none"] = option("rotary", help="how distance counts in attention")
+    positions: Literal["rotary", "learned", "none"] = option(
+        "rotary",
+        help="how distance counts in attention: turned queries and keys, one learned key per distance (as in "
+        "adaptive-span), or not at all",
+    )
     rotary_base: float = option(10000.0, help="rotary positions: the slowest pair turns once in 6.3 x this")
+    convolution: int = option(
+        0, help="let the first layer read this many tokens, itself and those right before, as one; 0 for none"
+    )
     query_key_norm: bool = option(True, help="norm queries and keys in every head")
     memory: Literal["hidden", "keys-values"] = option(
         "hidden",
@@ -47,6 +54,8 @@ class ModernConfig:
                 f"rotary positions turn pairs: width / num_heads must be even, not "
                 f"{self.width // self.num_heads}"
             )
+        if self.convolution < 0 or self.convolution == 1:
+            raise ValueError("convolution must be 0 for none, or at least 2")
         if not self.rotary_base > 1.0:
             raise ValueError("rotary_base must be above 1")
         if not 0.0 <= self.dropout < 1.0:

@@ -4,10 +4,10 @@ Every layer is attention over a memory and then feed-forward, both pre-norm; the
 
     h = e_token;    h = h + Wo attention(N(h); memory);    h = h + W2 f(W1 N(h));    out = N(h)
 
-N(x) = g x / rms(x). Queries and keys are normed in every head and then turned by their position; f(x) is
-relu(x)^2, or another one, or silu(W1 x) (V x) in the place of f(W1 x). Scores of words may be kept within
-a limit: c tanh(s / c). A position sees itself, and before it as far as its head's span goes; a text
-begins with nothing.
+N(x) = g x / rms(x). A short convolution may add to e_token the tokens right before it. Queries and keys are
+normed in every head and then turned by their position; f(x) is relu(x)^2, or another one, or
+silu(W1 x) (V x) in the place of f(W1 x). Scores of words may be kept within a limit: c tanh(s / c). A
+position sees itself, and before it as far as its head's span goes; a text begins with nothing.
 
 Matrices begin as N(0, 1/width) and those that add to the residual stream as zeros: a fresh model is its
 embedding and its head.
@@ -28,8 +28,9 @@ from longspan.heads import SoftmaxHead
 from longspan.layers.attention import Attention
 from longspan.layers.block import Block
 from longspan.layers.feed_forward import FeedForward, squared_relu
-from longspan.layers.positions import NoPositions
+from longspan.layers.positions import LearnedDistanceKeys, NoPositions, Positions
 from longspan.layers.rotary import RotaryPositions
+from longspan.layers.short_convolution import ShortConvolution
 from longspan.layers.span import build_span
 from longspan.models.stack import Stack
 
@@ -43,16 +44,17 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
     norm = partial(nn.RMSNorm, eps=1e-6)
+    positions = _positions(config)
     blocks: list[Block] = []
+    if config.convolution:
+        blocks.append(ShortConvolution(config.width, config.convolution, norm=norm))
     for _ in range(config.num_layers):
         blocks += [
             Attention(
                 config.width,
                 config.num_heads,
                 span=build_span(config.span, config.num_heads),
-                positions=RotaryPositions(config.rotary_base)
-                if config.positions == "rotary"
-                else NoPositions(),
+                positions=positions,
                 dropout=config.dropout,
                 output_dropout=config.dropout,
                 norm_first=True,
@@ -76,7 +78,22 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
         ]
     _initial_values(blocks, config.width)
     embedding, head = _embedding_and_head(config, vocabulary_size)
-    return Stack(embedding, blocks, head, final_norm=norm(config.width), dropout=config.dropout)
+    return Stack(
+        embedding,
+        blocks,
+        head,
+        shared={"positions": positions} if positions.shared else None,
+        final_norm=norm(config.width),
+        dropout=config.dropout,
+    )
+
+
+def _positions(config: ModernConfig) -> Positions:
+    if config.positions == "rotary":
+        return RotaryPositions(config.rotary_base)
+    if config.positions == "learned":
+        return LearnedDistanceKeys(config.span.limit, config.width // config.num_heads)
+    return NoPositions()
 
 
 def _embedding_and_head(config: ModernConfig, vocabulary_size: int) -> tuple[nn.Embedding, SoftmaxHead]:
@@ -89,7 +106,7 @@ def _embedding_and_head(config: ModernConfig, vocabulary_size: int) -> tuple[nn.
         softcap=config.softcap,
         tied=embedding if config.tied else None,
     )
-    nn.init.normal_(embedding.weight, std=1.0)
+    nn.init.normal_(embedding.weight, std=0.1)
     nn.init.normal_(head.weight_VD, std=0.02)
     return embedding, head
 
