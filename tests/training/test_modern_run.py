@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from longspan.cli import main
 from longspan.config import RunConfig
@@ -15,6 +17,7 @@ from longspan.training import Interrupted, resume, train
 
 from .runs import Signals, metrics, outcome
 
+GPU = torch.cuda.is_available()
 CONFIG = """
 name = "small"
 
@@ -96,8 +99,22 @@ def test_it_trains_from_a_file(tmp_path: Path, toml: Path, capsys: pytest.Captur
     assert "exists already" in capsys.readouterr().err
 
 
-def test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path, toml: Path) -> None:
+@pytest.mark.parametrize(
+    ("device", "precision"),
+    [
+        ("cpu", "float32"),
+        *(
+            pytest.param("cuda", precision, marks=pytest.mark.skipif(not GPU, reason="needs a GPU"))
+            for precision in ("float32", "bf16")
+        ),
+    ],
+)
+def test_it_goes_on_as_if_it_had_not_been_stopped(
+    tmp_path: Path, toml: Path, device: str, precision: str
+) -> None:
     config = RunConfig.from_toml(toml.read_bytes(), str(toml))
+    there = dataclasses.replace(config.training, device=device, precision=precision)
+    config = dataclasses.replace(config, training=there)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     train(config, whole)
     with pytest.raises(Interrupted):
