@@ -88,7 +88,7 @@ class Attention(Block):
     def initial_state(self, batch_size: int) -> State:
         weight = self.query.weight
         row = (2 * self.num_heads, self.head_width) if self.keeps_keys else weight.shape[1:]
-        memory = {"memory": weight.new_zeros(batch_size, self.span.memory_length, *row)}
+        memory = {"memory": weight.new_zeros(self.span.memory_length, batch_size, *row).transpose(0, 1)}
         counters = ["filled"] * self.empty_start + ["read"] * self._positions[0].counts
         none_B = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
         return State(memory | {name: none_B.clone() for name in counters})
@@ -179,7 +179,8 @@ class Attention(Block):
         if self.norm_recalled:
             near_BMD = self.norm(near_BMD)
         weight = torch.cat([self._rows(layer.weight, heads) for layer in (self.key, self.value)])
-        kv_BMXK = torch.unflatten(F.linear(near_BMD, weight), -1, (-1, self.head_width))
+        kv_MBX = F.linear(near_BMD.transpose(0, 1), weight)
+        kv_BMXK = torch.unflatten(kv_MBX, -1, (-1, self.head_width)).transpose(0, 1)
         if self.query_key_norm is None and not self._positions[0].counts:
             return kv_BMXK
         k_BMGK, v_BMGK = kv_BMXK.chunk(2, dim=2)
@@ -198,9 +199,10 @@ class Attention(Block):
 
     def _append(self, old: Tensor, new: Tensor, reach: int | None = None) -> Tensor:
         """What is remembered, with the new rows: as many as the memory holds, or as a group of heads sees."""
-        length = self.span.memory_length
-        both = torch.cat([old.to(new.dtype), new], dim=1)
-        return _last(both, length if reach is None else min(length, reach))
+        length = self.span.memory_length if reach is None else min(self.span.memory_length, reach)
+        kept, new = _last(old, max(0, length - new.shape[1])), _last(new, length)
+        # It lies in memory position by position: the last rows of all texts are then one piece.
+        return torch.cat([kept.to(new.dtype).transpose(0, 1), new.transpose(0, 1)]).transpose(0, 1)
 
     def _filled(self, state: State) -> Tensor:
         """How many rows of the memory are there."""

@@ -1,9 +1,9 @@
 """Span attention on a GPU: the kernels of triton.py with the matrix products around them, and autograd.
 
-Heads come in groups that remember equally far. What a group remembers is one tensor of its keys and values;
-laid end to end they are the kernels' `PAST`. The term for the distance is a table that one matrix product per
-group makes, as wide as the group's window. It is kept for the backward pass, which turns its gradient into
-those of queries and position keys by matrix products again.
+Heads come in groups that remember equally far. What a group remembers is one tensor of its keys and values,
+position by position; laid end to end they are the kernels' `PAST`. The term for the distance is a table that
+one matrix product per group makes, as wide as the group's window. It is kept for the backward pass, which
+turns its gradient into those of queries and position keys by matrix products again.
 
 Shapes: as in the package, and G heads of a group, N = B x T, X = 2G (the keys of G heads, then their values).
 """
@@ -26,8 +26,8 @@ LARGEST_HEAD = 128
 # Found by trying on an H200, in half precision and heads of 64.
 TILES = {
     "forward": (64, 64, 4, 3),
-    "queries": (64, 64, 4, 3),
-    "keys": (64, 64, 4, 3),
+    "queries": (64, 32, 4, 3),
+    "keys": (64, 64, 4, 2),
     "slots": (64, 64, 4, 3),
 }
 
@@ -68,7 +68,6 @@ def _layout(
     pasts: tuple[tuple[int, int], ...],
     batch: int,
     block: int,
-    width: int,
     device: torch.device,
 ) -> Layout:
     """`pasts` are (rows, heads) of every group."""
@@ -78,7 +77,7 @@ def _layout(
         groups.append(Group(head, size, window, table))
         for index in range(size):
             keys, values, step = past + index, past + size + index, 2 * size
-            rows.append([windows[head + index], reach, keys, values, reach * step, step, table, window])
+            rows.append([windows[head + index], reach, keys, values, step, batch * step, table, window])
             table += batch * block * window
         head, past = head + size, past + batch * reach * 2 * size
     return Layout(tuple(groups), torch.tensor(rows, device=device), table, max(reach for reach, _ in pasts))
@@ -102,11 +101,11 @@ def span_attention(
     dropout: float = 0.0,
 ) -> Tensor:
     """As the door in the package describes it, [B, H, T, K]."""
-    batch, _, block, width = q_BHTK.shape
+    batch, _, block, _ = q_BHTK.shape
     dtype = q_BHTK.dtype
     pasts = tuple((kv_BMXK.shape[1], kv_BMXK.shape[2] // 2) for kv_BMXK in past)
-    layout = _layout(tuple(windows), pasts, batch, block, width, q_BHTK.device)
-    flat = [kv_BMXK.to(dtype).flatten() for kv_BMXK in past]
+    layout = _layout(tuple(windows), pasts, batch, block, q_BHTK.device)
+    flat = [kv_BMXK.to(dtype).transpose(0, 1).flatten() for kv_BMXK in past]
     slot_k_HPK, slot_v_HPK = (None, None) if slots is None else (x.to(dtype).contiguous() for x in slots)
     with torch.autocast(q_BHTK.device.type, enabled=False):
         out: Tensor = _SpanAttention.apply(  # type: ignore[no-untyped-call]
@@ -210,15 +209,15 @@ class _SpanAttention(torch.autograd.Function):
             tile = _tiles("slots", q_BHTK)
             slot_tiles = triton.cdiv(num_slots, tile["BN"])
             parts = min(batch, max(1, 1024 // (slot_tiles * heads)))
-            share = triton.cdiv(batch, parts)
-            parts = triton.cdiv(batch, share)
+            lanes = triton.cdiv(batch, parts)
+            parts = triton.cdiv(batch, lanes)
             sums = q_BHTK.new_empty(2, parts, *slot_k_HPK.shape, dtype=torch.float32)
             del numbers["ramp"], numbers["slope"]
             kernels.slot_gradient_kernel[(slot_tiles, heads, parts)](
                 q_BHTK, slot_k_HPK, slot_v_HPK, dout_BHTK, lse_BHT, inner_BHT, seed,
                 sums[0], sums[1],
                 *_strides(q_BHTK, dout_BHTK),
-                batch, heads, block, num_slots, share, **numbers, **tile,
+                batch, heads, block, num_slots, lanes, **numbers, **tile,
                 **{name: constants[name] for name in SLOT_CONSTANTS},
             )  # fmt: skip
             dslot_k, dslot_v = sums.sum(1).to(slot_k_HPK.dtype)

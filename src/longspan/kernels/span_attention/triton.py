@@ -11,8 +11,7 @@ for those of keys and values. Every program writes what no other writes: results
 which programs run.
 
 Most tiles lie inside: all their queries see all their keys through a mask of 1. They come in one run, between
-the tiles at the far edge of the span and those at the query's own position, and skip whatever decides who sees
-what.
+the tiles at the far edge of the span and those at the query's own position, and need not ask who sees what.
 
 Keys have two sources. `PAST` holds what each group of heads remembers, as long as that group needs it; the
 block's own keys follow. Both are addressed by position, negative in the past, so a loop is a source and a
@@ -398,7 +397,8 @@ def query_gradient_kernel(
             if part < 2 or from_block:
                 dq, dspan = _query_gradient_tiles(
                     n0, n1, dq, dspan, q, dout, lse, inner, t, row_key, k_base, v_base, k_row, v_row,
-                    r_base, dr_base, r_row, window, reach, filled, edge, T, slope, scale, threshold, keep_scale,
+                    r_base, dr_base, r_row, window, reach, filled, edge,
+                    T, slope, scale, threshold, keep_scale,
                     FIRST, WIDTH, BK, BN, part == 1,
                     HAS_POSITIONS, HAS_SPANS, RENORMALISE, HAS_FILLED, HAS_DROPOUT, PRECISION,
                 )  # fmt: skip
@@ -545,33 +545,30 @@ def key_gradient_kernel(
 def slot_gradient_kernel(
     Q, SLOT_K, SLOT_V, DOUT, LSE, INNER, SEED, DSLOT_K, DSLOT_V,
     q_b, q_h, q_t, o_b, o_h, o_t,
-    B, H, T, P, share, scale, threshold, keep_scale,
+    B, H, T, P, lanes, scale, threshold, keep_scale,
     WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of slots of one head over `share` rows of the batch: their part of the gradients."""
+    """A tile of slots of one head over `lanes` rows of the batch: their part of the gradients."""
     part = tl.program_id(2)
     h = tl.program_id(1)
     p = tl.program_id(0) * BN + tl.arange(0, BN)
-    kk = tl.arange(0, BK)
-    in_head = kk < WIDTH
     slot = h * P + p
-    there = (p < P)[:, None] & in_head[None, :]
     seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
-    k = tl.load(SLOT_K + slot[:, None] * WIDTH + kk[None, :], mask=there, other=0.0)
-    v = tl.load(SLOT_V + slot[:, None] * WIDTH + kk[None, :], mask=there, other=0.0)
+    column_key = _mixed((p + SLOTS).to(tl.uint32))
+    k = _rows(SLOT_K, slot, WIDTH, p < P, WIDTH, BK, False)
+    v = _rows(SLOT_V, slot, WIDTH, p < P, WIDTH, BK, False)
     dk = tl.zeros([BN, BK], tl.float32)
     dv = tl.zeros([BN, BK], tl.float32)
-    for b in range(part * share, tl.minimum((part + 1) * share, B)):
+    for b in range(part * lanes, tl.minimum((part + 1) * lanes, B)):
         q_base = Q + tl.cast(b, tl.int64) * q_b + h * q_h
         o_base = DOUT + tl.cast(b, tl.int64) * o_b + h * o_h
         for t0 in range(0, T, BM):
             t = t0 + tl.arange(0, BM)
             row = (b * H + h) * T + t
             row_key = _mixed(row.to(tl.uint32) ^ seed)
-            inside = (t < T)[:, None] & in_head[None, :]
-            q = tl.load(q_base + t[:, None] * q_t + kk[None, :], mask=inside, other=0.0)
-            dout = tl.load(o_base + t[:, None] * o_t + kk[None, :], mask=inside, other=0.0)
+            q = _rows(q_base, t, q_t, t < T, WIDTH, BK, False)
+            dout = _rows(o_base, t, o_t, t < T, WIDTH, BK, False)
             lse = tl.load(LSE + row, mask=t < T, other=0.0)
             inner = tl.load(INNER + row, mask=t < T, other=0.0)
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -580,12 +577,11 @@ def slot_gradient_kernel(
             dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
             w = share
             if HAS_DROPOUT:
-                kept = _kept(row_key[:, None], _mixed((p + SLOTS).to(tl.uint32))[None, :], threshold)
+                kept = _kept(row_key[:, None], column_key[None, :], threshold)
                 dw = tl.where(kept, dw * keep_scale, 0.0)
                 w = tl.where(kept, w * keep_scale, 0.0)
             ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
             dv += tl.dot(tl.trans(w.to(dout.dtype)), dout, input_precision=PRECISION)
             dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION)
-    at = (part * H * P + slot[:, None]) * WIDTH + kk[None, :]
-    tl.store(DSLOT_K + at, dk * scale, mask=there)
-    tl.store(DSLOT_V + at, dv, mask=there)
+    _store_rows(DSLOT_K, part * H * P + slot, WIDTH, p < P, dk * scale, WIDTH, BK)
+    _store_rows(DSLOT_V, part * H * P + slot, WIDTH, p < P, dv, WIDTH, BK)

@@ -1,0 +1,60 @@
+"""The kernels compile for a GPU, wherever this runs: Triton brings its own assembler."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+KERNELS = ("forward_kernel", "query_gradient_kernel", "key_gradient_kernel", "slot_gradient_kernel")
+NUMBERS = {"ramp": "fp32", "slope": "fp32", "scale": "fp32", "keep_scale": "fp32", "threshold": "i64"}
+POINTERS = {
+    "LSE": "*fp32",
+    "INNER": "*fp32",
+    "HEADS": "*i64",
+    "SPANS": "*fp32",
+    "FILLED": "*i64",
+    "SEED": "*i32",
+}
+POINTERS |= {"DSPAN": "*fp32", "DSLOT_K": "*fp32", "DSLOT_V": "*fp32"}
+SIZES = ("B", "H", "T", "P")
+
+
+def compile_kernel(name: str, *, everything: bool) -> int:
+    """Compile a kernel for compute capability 9.0 with all its parts or with none; the size of its code."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from longspan.kernels.span_attention import triton as kernels
+
+    kernel = getattr(kernels, name)
+    constants = {"FIRST": 1, "WIDTH": 64 if everything else 40, "BK": 64, "BM": 64, "BN": 32}
+    constants |= {"PRECISION": "tf32", "RENORMALISE": True}
+    signature, values = {}, {}
+    for place, argument in enumerate(kernel.arg_names):
+        if argument in constants or argument.startswith("HAS_"):
+            signature[argument] = "constexpr"
+            values[(place,)] = constants.get(argument, everything)
+        elif argument.isupper() and argument not in SIZES:
+            signature[argument] = POINTERS.get(argument, "*bf16")
+        else:
+            signature[argument] = NUMBERS.get(argument, "i32")
+    source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=values)
+    options = {"num_warps": 4, "num_stages": 2}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return len(compiled.asm["cubin"])
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_every_kernel_compiles(everything: bool) -> None:
+    """In a process of its own: the interpreter that other tests use takes the compiler's place."""
+    program = (
+        f"from {__name__} import *\nfor name in KERNELS: assert compile_kernel(name, everything={everything})"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
