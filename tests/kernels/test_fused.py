@@ -79,6 +79,12 @@ CASES = {
         first_distance=0,
         filled=(35, 4),
     ),
+    "tiles inside the span, and a last tile of few queries that looks as far": Case(
+        windows=((150, 180),), reaches=(180,), block=70, batch=1, positions="shared", spans=(140.0, 120.5)
+    ),
+    "tiles inside the window": Case(
+        windows=((160,),), reaches=(130,), block=70, batch=1, first_distance=0, filled=(100,)
+    ),
     "slots": Case(windows=((9, 30),), reaches=(30,), positions="shared", num_slots=40),
     "slots and spans": Case(
         windows=((9,), (40,)), reaches=(9, 40), positions="shared", num_slots=3, spans=(2.0, 33.3)

@@ -19,7 +19,8 @@ except for the share that the 1e-8 gets: so heads may be grouped, and each group
 Not renormalised, a longer window leaves less for the span.
 
 `reference.py` is the specification, in loops; `eager.py` is the path in plain torch, for heads that share a
-window; `fused.py` runs all heads at once on a GPU; `padded.py` is the original's way, for comparison.
+window; `fused.py` runs all heads at once on a GPU; `padded.py` is the original's way, for comparison. A block
+that is a whole text, seen by all heads without spans, goes to torch's own attention.
 `span_attention` is the one door to them, and `forced` holds it to one.
 
 Shapes: B batch, T block, M memory, S = M + T keys, H heads, G heads of a group, X = 2G, K head width,
@@ -38,6 +39,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from longspan.kernels.span_attention import eager, padded
 from longspan.kernels.span_attention.mask import soft_mask
@@ -98,6 +100,11 @@ def span_attention(
     then their values, [B, M, X, K], oldest first. A head may be given the longest window of its group instead
     of its own. The rest is as `eager.span_attention` says, for all heads in their order.
     """
+    block = q_BHTK.shape[2]
+    nothing_else = position_keys is None and slots is None and spans_H is None and first_distance == 0
+    whole_text = not any(kv_BMXK.shape[1] for kv_BMXK in past) and min(windows) >= block
+    if nothing_else and whole_text and _forced.get() is None:  # torch has kernels for just this
+        return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=True)
     all_heads_at_once = padded if _forced.get() == "padded" else _fused_path(q_BHTK)
     if all_heads_at_once is not None:
         return all_heads_at_once.span_attention(

@@ -60,9 +60,9 @@ def _kept(row_key, column_key, threshold):
 
 
 @triton.jit
-def _rise(edge, distance, slope):
+def _rise(edge, t, j, slope):
     """The soft mask before it is clamped; `edge` is where it reaches 0. In [0, 1] it moves with the span."""
-    return (edge - distance) * slope
+    return ((edge - t)[:, None] + j.to(tl.float32)[None, :]) * slope
 
 
 @triton.jit
@@ -95,16 +95,11 @@ def _store_rows(base, row, step, there, values, WIDTH: tl.constexpr, BK: tl.cons
 
 
 @triton.jit
-def _floor(x, STEP: tl.constexpr):
-    """The multiple of STEP at or below x, which may be negative."""
-    return tl.where(x < 0, -((-x + STEP - 1) // STEP), x // STEP) * STEP
-
-
-@triton.jit
 def _seen(t, j, window, filled, T, FIRST: tl.constexpr, HAS_FILLED: tl.constexpr):
     """Which keys the queries see, [queries, keys]."""
-    distance = t[:, None] - j[None, :]
-    seen = (distance >= FIRST) & (distance < FIRST + window) & (t < T)[:, None]
+    # Without a sign, what is nearer than the first distance is further than any: one comparison does.
+    beyond_first = ((t - FIRST)[:, None] - j[None, :]).to(tl.uint32)
+    seen = beyond_first < tl.where(t < T, window, 0).to(tl.uint32)[:, None]
     if HAS_FILLED:
         seen = seen & (j >= -filled)[None, :]
     return seen
@@ -118,6 +113,14 @@ def _farthest_inside(edge, ramp, window, FIRST: tl.constexpr, HAS_SPANS: tl.cons
         return tl.minimum(inside, FIRST + window - 1)
     else:
         return FIRST + window - 1
+
+
+@triton.jit
+def _inner_tiles(origin, first, last, STEP: tl.constexpr):
+    """Begin and end of the tiles, counted from `origin` in steps, that lie within [first, last)."""
+    begin = origin + tl.cdiv(tl.maximum(first - origin, 0), STEP) * STEP
+    end = origin + (tl.maximum(last - origin, 0) // STEP) * STEP
+    return begin, tl.maximum(end, begin)
 
 
 @triton.jit
@@ -152,7 +155,7 @@ def _forward_tiles(
         z = z * shrink + sum_e
         if HAS_SPANS:
             if not INSIDE:
-                e *= _clamped(_rise(edge, t[:, None] - j[None, :], slope))
+                e *= _clamped(_rise(edge, t, j, slope))
                 sum_e = tl.sum(e, 1)
             y = y * shrink + sum_e
         if HAS_DROPOUT:
@@ -200,34 +203,32 @@ def forward_kernel(
     oldest = t0 - FIRST - window + 1
     if HAS_FILLED:
         oldest = tl.maximum(oldest, -filled)
-    start = _floor(oldest, BN)
     end = tl.minimum(t0 + BM - FIRST, T)
-    # Where the tiles begin that lie inside, and where they end.
+    # Keys that lie inside: all queries of the tile see them.
     far = _farthest_inside(edge, ramp, window, FIRST, HAS_SPANS)
-    inside = _floor(tl.maximum(t0 + BM - 1 - far, -tl.minimum(reach, filled)) + BN - 1, BN)
-    inside = tl.maximum(inside, start)
-    beyond = tl.where(t0 + BM <= T, _floor(t0 - FIRST + 1, BN), inside)
-    beyond = tl.maximum(beyond, inside)
+    farthest = tl.maximum(t0 + BM - 1 - far, -tl.minimum(reach, filled))
+    farthest = tl.where(t0 + BM <= T, farthest, end)
     for from_block in tl.static_range(2):
         if from_block:
             k_base = K + b.to(tl.int64) * k_b + h * k_h
             v_base = V + b.to(tl.int64) * v_b + h * v_h
             k_row, v_row = k_t, v_t
-            first, last = 0, end
+            start, stop = tl.maximum(oldest, 0), end
         else:
             k_row = tl.load(table + 5).to(tl.int32) * WIDTH
             past = PAST + b * tl.load(table + 4) * WIDTH + reach * k_row
             k_base = past + tl.load(table + 2) * WIDTH
             v_base = past + tl.load(table + 3) * WIDTH
             v_row = k_row
-            first, last = start, tl.minimum(end, 0)
+            start, stop = tl.minimum(-tl.cdiv(-oldest, BN) * BN, 0), tl.minimum(end, 0)
+        inside, beyond = _inner_tiles(start, farthest, tl.minimum(t0 - FIRST + 1, stop), BN)
         for part in tl.static_range(3):
             if part == 0:
-                n0, n1 = tl.maximum(start, first), tl.minimum(inside, last)
+                n0, n1 = start, tl.minimum(inside, stop)
             elif part == 1:
-                n0, n1 = tl.maximum(inside, first), tl.minimum(beyond, last)
+                n0, n1 = inside, beyond
             else:
-                n0, n1 = tl.maximum(beyond, first), last
+                n0, n1 = beyond, stop
             if part < 2 or from_block:
                 top, z, y, acc = _forward_tiles(
                     n0, n1, top, z, y, acc, q, t, row_key, k_base, v_base, k_row, v_row, r_base, r_row,
@@ -306,7 +307,7 @@ def _query_gradient_tiles(
             kept = _kept(row_key[:, None], _mixed(j.to(tl.uint32))[None, :], threshold)
             dw = tl.where(kept, dw * keep_scale, 0.0)
         if HAS_SPANS and not INSIDE:
-            rise = _rise(edge, t[:, None] - j[None, :], slope)
+            rise = _rise(edge, t, j, slope)
             dmask = share * (dw - inner[:, None]) if RENORMALISE else share * dw
             dspan += tl.sum(tl.where((rise >= 0.0) & (rise <= 1.0), dmask, 0.0), 1)
             ds = _score_gradient(share, dw, inner[:, None], _clamped(rise), HAS_SPANS, RENORMALISE)
@@ -367,33 +368,31 @@ def query_gradient_kernel(
     oldest = t0 - FIRST - window + 1
     if HAS_FILLED:
         oldest = tl.maximum(oldest, -filled)
-    start = _floor(oldest, BN)
     end = tl.minimum(t0 + BM - FIRST, T)
     far = _farthest_inside(edge, ramp, window, FIRST, HAS_SPANS)
-    inside = _floor(tl.maximum(t0 + BM - 1 - far, -tl.minimum(reach, filled)) + BN - 1, BN)
-    inside = tl.maximum(inside, start)
-    beyond = tl.where(t0 + BM <= T, _floor(t0 - FIRST + 1, BN), inside)
-    beyond = tl.maximum(beyond, inside)
+    farthest = tl.maximum(t0 + BM - 1 - far, -tl.minimum(reach, filled))
+    farthest = tl.where(t0 + BM <= T, farthest, end)
     for from_block in tl.static_range(2):
         if from_block:
             k_base = K + b.to(tl.int64) * k_b + h * k_h
             v_base = V + b.to(tl.int64) * v_b + h * v_h
             k_row, v_row = k_t, v_t
-            first, last = 0, end
+            start, stop = tl.maximum(oldest, 0), end
         else:
             k_row = tl.load(table + 5).to(tl.int32) * WIDTH
             past = PAST + b * tl.load(table + 4) * WIDTH + reach * k_row
             k_base = past + tl.load(table + 2) * WIDTH
             v_base = past + tl.load(table + 3) * WIDTH
             v_row = k_row
-            first, last = start, tl.minimum(end, 0)
+            start, stop = tl.minimum(-tl.cdiv(-oldest, BN) * BN, 0), tl.minimum(end, 0)
+        inside, beyond = _inner_tiles(start, farthest, tl.minimum(t0 - FIRST + 1, stop), BN)
         for part in tl.static_range(3):
             if part == 0:
-                n0, n1 = tl.maximum(start, first), tl.minimum(inside, last)
+                n0, n1 = start, tl.minimum(inside, stop)
             elif part == 1:
-                n0, n1 = tl.maximum(inside, first), tl.minimum(beyond, last)
+                n0, n1 = inside, beyond
             else:
-                n0, n1 = tl.maximum(beyond, first), last
+                n0, n1 = beyond, stop
             if part < 2 or from_block:
                 dq, dspan = _query_gradient_tiles(
                     n0, n1, dq, dspan, q, dout, lse, inner, t, row_key, k_base, v_base, k_row, v_row,
@@ -452,7 +451,7 @@ def _key_gradient_tiles(
         w = share
         mask = 1.0
         if HAS_SPANS and not INSIDE:
-            mask = _clamped(_rise(edge, t[:, None] - j[None, :], slope))
+            mask = _clamped(_rise(edge, t, j, slope))
             w = share * mask
         if HAS_DROPOUT:
             row_key = _mixed((row0 + t).to(tl.uint32) ^ seed)
@@ -512,18 +511,17 @@ def key_gradient_kernel(
         dk = tl.zeros([BN, BK], tl.float32)
         dv = tl.zeros([BN, BK], tl.float32)
 
-        start = (tl.maximum(n0 + FIRST, 0) // BM) * BM
+        start = tl.maximum(n0 + FIRST, 0)
         stop = tl.minimum(n0 + BN - 1 + FIRST + window, T)
         far = _farthest_inside(edge, ramp, window, FIRST, HAS_SPANS)
-        inside = tl.maximum(_floor(n0 + BN - 1 + FIRST + BM - 1, BM), start)
         whole = (n0 >= -tl.minimum(reach, filled)) & (n0 + BN <= T)
-        beyond = tl.where(whole, tl.minimum(_floor(n0 + far + 1, BM), _floor(T, BM)), inside)
-        beyond = tl.maximum(beyond, inside)
+        last = tl.where(whole, tl.minimum(n0 + far + 1, stop), 0)
+        inside, beyond = _inner_tiles(start, n0 + BN - 1 + FIRST, last, BM)
         for part in tl.static_range(3):
             if part == 0:
                 t0, t1 = start, tl.minimum(inside, stop)
             elif part == 1:
-                t0, t1 = inside, tl.minimum(beyond, stop)
+                t0, t1 = inside, beyond
             else:
                 t0, t1 = beyond, stop
             dk, dv = _key_gradient_tiles(
