@@ -211,7 +211,7 @@ def test_large_cases_on_cuda(case: Case, dtype: torch.dtype) -> None:
 
 
 def mixed(x: np.ndarray) -> np.ndarray:
-    """The hash of a row or a position, of 32 bits: products that wrap around, shifted onto themselves."""
+    """The hash of a query's row, of 32 bits: products that wrap around, shifted onto themselves."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
     return x ^ (x >> np.uint32(16))
@@ -229,7 +229,7 @@ def kept_BHTX(case: Case, seed: int, dropout: float, window: int) -> Tensor:
     position_TW = np.arange(case.block)[:, None] - distance_W
     slot_TP = np.broadcast_to(2**30 + np.arange(case.num_slots), (case.block, case.num_slots))
     column_TX = np.concatenate([position_TW, slot_TP], axis=1).astype(np.int32).view(np.uint32)
-    hashed = (mixed(row_BHT ^ np.uint32(seed))[..., None] ^ mixed(column_TX)) * np.uint32(0x7FEB352D)
+    hashed = (mixed(row_BHT ^ np.uint32(seed))[..., None] ^ column_TX) * np.uint32(0x7FEB352D)
     hashed = (hashed ^ (hashed >> np.uint32(15))) * np.uint32(0x846CA68B)
     return torch.from_numpy(hashed.astype(np.int64) >= int(dropout * 2**32))
 

@@ -49,14 +49,14 @@ def _mixed(x):
 
 
 @triton.jit
-def _kept(row_key, column_key, threshold):
-    """Which weights dropout keeps: a function of seed and query, mixed, and of the key's place, mixed.
+def _kept(row_key, place, threshold):
+    """Which weights dropout keeps: a function of seed and query, mixed, and of the key's place.
 
-    Slots have positions far beyond all text.
+    Slots have places far beyond all text.
     """
-    x = (row_key ^ column_key) * 0x7FEB352D
+    x = (row_key[:, None] ^ place.to(tl.uint32)[None, :]) * 0x7FEB352D
     x ^= x >> 15
-    return x * 0x846CA68B >= threshold
+    return x * 0x846CA68B >= threshold.to(tl.uint32)
 
 
 @triton.jit
@@ -140,7 +140,7 @@ def _forward_tiles(
         if not INSIDE:
             seen = _seen(t, j, window, filled, T, FIRST, HAS_FILLED)
         if HAS_POSITIONS:
-            r_at = r_base + r_row[:, None] + j[None, :]
+            r_at = (r_base + n0) + (r_row[:, None] + tl.arange(0, BN)[None, :])
             r = tl.load(r_at) if INSIDE else tl.load(r_at, mask=seen, other=0.0)
             s += r.to(tl.float32)
         if not INSIDE:
@@ -159,7 +159,7 @@ def _forward_tiles(
                 sum_e = tl.sum(e, 1)
             y = y * shrink + sum_e
         if HAS_DROPOUT:
-            e = tl.where(_kept(row_key[:, None], _mixed(j.to(tl.uint32))[None, :], threshold), e, 0.0)
+            e = tl.where(_kept(row_key, j, threshold), e, 0.0)
         v = _rows(v_base, j, v_row, there, WIDTH, BK, INSIDE)
         acc = acc * shrink[:, None] + tl.dot(e.to(v.dtype), v, input_precision=PRECISION)
         top = new_top
@@ -250,8 +250,7 @@ def forward_kernel(
             z = z * shrink + tl.sum(e, 1)
             y = y * shrink + tl.sum(e, 1)
             if HAS_DROPOUT:
-                key = _mixed((p + SLOTS).to(tl.uint32))
-                e = tl.where(_kept(row_key[:, None], key[None, :], threshold), e, 0.0)
+                e = tl.where(_kept(row_key, p + SLOTS, threshold), e, 0.0)
             v = _rows(SLOT_V, h * P + p, WIDTH, p < P, WIDTH, BK, False)
             acc = acc * shrink[:, None] + tl.dot(e.to(v.dtype), v, input_precision=PRECISION)
             top = new_top
@@ -296,7 +295,7 @@ def _query_gradient_tiles(
         if not INSIDE:
             seen = _seen(t, j, window, filled, T, FIRST, HAS_FILLED)
         if HAS_POSITIONS:
-            r_at = r_base + r_row[:, None] + j[None, :]
+            r_at = (r_base + n0) + (r_row[:, None] + tl.arange(0, BN)[None, :])
             r = tl.load(r_at) if INSIDE else tl.load(r_at, mask=seen, other=0.0)
             s += r.to(tl.float32)
         share = tl.exp2(s * (scale * LOG2E) - lse[:, None])
@@ -304,7 +303,7 @@ def _query_gradient_tiles(
             share = tl.where(seen, share, 0.0)
         dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
         if HAS_DROPOUT:
-            kept = _kept(row_key[:, None], _mixed(j.to(tl.uint32))[None, :], threshold)
+            kept = _kept(row_key, j, threshold)
             dw = tl.where(kept, dw * keep_scale, 0.0)
         if HAS_SPANS and not INSIDE:
             rise = _rise(edge, t, j, slope)
@@ -315,7 +314,7 @@ def _query_gradient_tiles(
             ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
         ds = ds.to(k.dtype)
         if HAS_POSITIONS:
-            dr_at = dr_base + r_row[:, None] + j[None, :]
+            dr_at = (dr_base + n0) + (r_row[:, None] + tl.arange(0, BN)[None, :])
             if INSIDE:
                 tl.store(dr_at, ds)
             else:
@@ -411,8 +410,7 @@ def query_gradient_kernel(
             share = tl.where((p < P)[None, :], tl.exp2(s * (scale * LOG2E) - lse[:, None]), 0.0)
             dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
             if HAS_DROPOUT:
-                key = _mixed((p + SLOTS).to(tl.uint32))
-                dw = tl.where(_kept(row_key[:, None], key[None, :], threshold), dw * keep_scale, 0.0)
+                dw = tl.where(_kept(row_key, p + SLOTS, threshold), dw * keep_scale, 0.0)
             ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
             dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
 
@@ -424,7 +422,7 @@ def query_gradient_kernel(
 
 @triton.jit
 def _key_gradient_tiles(
-    start, stop, dk, dv, k, v, j, column_key, q_base, dout_base, q_t, o_t, row0, LSE, INNER, seed,
+    start, stop, dk, dv, k, v, j, q_base, dout_base, q_t, o_t, row0, LSE, INNER, seed,
     r_base, r_step, window, filled, edge, T, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, INSIDE: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr,
@@ -455,7 +453,7 @@ def _key_gradient_tiles(
             w = share * mask
         if HAS_DROPOUT:
             row_key = _mixed((row0 + t).to(tl.uint32) ^ seed)
-            kept = _kept(row_key[:, None], column_key[None, :], threshold)
+            kept = _kept(row_key, j, threshold)
             dw = tl.where(kept, dw * keep_scale, 0.0)
             w = tl.where(kept, w, 0.0)
         ds = _score_gradient(share, dw, inner[:, None], mask, HAS_SPANS, RENORMALISE)
@@ -504,7 +502,6 @@ def key_gradient_kernel(
             r_base = R + tl.load(table + 6) + (b * T).to(tl.int64) * r_step + (r_step - 1 + FIRST)
 
         j = n0 + tl.arange(0, BN)
-        column_key = _mixed(j.to(tl.uint32))
         there = (j >= -reach) & (j < T)
         k = _rows(k_base, j, k_row, there, WIDTH, BK, False)
         v = _rows(v_base, j, v_row, there, WIDTH, BK, False)
@@ -525,7 +522,7 @@ def key_gradient_kernel(
             else:
                 t0, t1 = beyond, stop
             dk, dv = _key_gradient_tiles(
-                t0, t1, dk, dv, k, v, j, column_key,
+                t0, t1, dk, dv, k, v, j,
                 Q + b.to(tl.int64) * q_b + h * q_h, DOUT + b.to(tl.int64) * o_b + h * o_h, q_t, o_t,
                 (b * H + h) * T, LSE, INNER, seed, r_base, r_step, window, filled, edge,
                 T, slope, scale, threshold, keep_scale,
@@ -553,7 +550,6 @@ def slot_gradient_kernel(
     p = tl.program_id(0) * BN + tl.arange(0, BN)
     slot = h * P + p
     seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
-    column_key = _mixed((p + SLOTS).to(tl.uint32))
     k = _rows(SLOT_K, slot, WIDTH, p < P, WIDTH, BK, False)
     v = _rows(SLOT_V, slot, WIDTH, p < P, WIDTH, BK, False)
     dk = tl.zeros([BN, BK], tl.float32)
@@ -575,7 +571,7 @@ def slot_gradient_kernel(
             dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
             w = share
             if HAS_DROPOUT:
-                kept = _kept(row_key[:, None], column_key[None, :], threshold)
+                kept = _kept(row_key, p + SLOTS, threshold)
                 dw = tl.where(kept, dw * keep_scale, 0.0)
                 w = tl.where(kept, w * keep_scale, 0.0)
             ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
