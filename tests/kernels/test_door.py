@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from longspan.kernels import span_attention as door
 from longspan.kernels.span_attention import eager, reference
@@ -31,6 +32,13 @@ CASES = {
         first_distance=0,
         filled=(0, 2),
     ),
+    "a whole text": Case(
+        windows=((4, 6), (300,)), reaches=(0, 0), block=4, width=2, first_distance=0, filled=(0, 0)
+    ),
+    "a whole text, longer than a window": Case(
+        windows=((4, 3),), reaches=(0,), block=4, width=2, first_distance=0, filled=(0, 0)
+    ),
+    "a block after zeros": Case(windows=((4, 6),), reaches=(0,), block=4, width=2, first_distance=0),
     "not renormalised": Case(
         windows=((4,), (8,)),
         reaches=(0, 3),
@@ -59,6 +67,20 @@ def test_a_window_longer_than_its_own_gives_a_head_nothing_but_a_share_of_the_ep
         head_by_head(reference.span_attention, case, tensors, case.flat_windows), tensors
     )
     assert_near(with_gradients(together(door.span_attention, case, tensors), tensors), expected, 1e-5)
+
+
+@pytest.mark.parametrize(("name", "own"), [("a whole text", True), ("a block after zeros", False)])
+def test_torch_itself_attends_to_whole_texts(name: str, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    plain = F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: called.append(1) or plain(*a, **k))
+    case = CASES[name]
+    tensors = tensors_of(case)
+    found = together(door.span_attention, case, tensors)
+    assert bool(called) == own
+    with door.forced("eager"):
+        torch.testing.assert_close(together(door.span_attention, case, tensors), found)
+    assert len(called) == own
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -112,6 +112,26 @@ def test_rows_end_their_contexts_each_on_its_own() -> None:
     torch.testing.assert_close(found[1], other[0, :7], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("config", [PLAIN, SPANS], ids=["plain", "spans"])
+def test_whole_contexts_are_read_without_asking_the_device(
+    config: GptConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokens = make(config), torch.randint(VOCABULARY, (2, 40))
+    state = model.initial_state(2)
+    expected, _ = model(tokens, state)
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "tolist", lambda _: pytest.fail("asks"))
+        found = []
+        for block in tokens[:, :36].split([9, 18, 9], dim=1):
+            assert model.shape_key(state) is not None
+            hidden, state = model(block, state)
+            found.append(hidden)
+    assert [leaf.shape[1] for leaf in state.flatten().values() if leaf.dim() > 1] == [0, 0]
+    rest, state = model(tokens[:, 36:], state)
+    torch.testing.assert_close(torch.cat([*found, rest], dim=1), expected)
+    assert model.shape_key(state) is None  # rows may have been reset since
+
+
 def test_fresh_weights_are_those_of_gpt_2() -> None:
     model = build(dataclasses.replace(SPANS, width=96, inner_width=128), 50)
     assert isinstance(model, Stack)

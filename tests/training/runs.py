@@ -8,6 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from longspan.config import RunConfig, schema
 from longspan.runs import checkpoint
 from longspan.training import Reporter
@@ -86,7 +88,8 @@ def outcome(run: Path) -> dict[str, Any]:
         saved = checkpoint.load(run / "checkpoints" / f"{which}.safetensors")
         facts = {key: _timeless(value) for key, value in saved.facts.items() if key != "lengths"}
         tensors = {
-            name: (str(t.dtype), tuple(t.shape), t.numpy().tobytes()) for name, t in saved.tensors.items()
+            name: (str(t.dtype), tuple(t.shape), t.flatten().view(torch.uint8).numpy().tobytes())
+            for name, t in saved.tensors.items()
         }
         left[which] = (facts, tensors)
     return left

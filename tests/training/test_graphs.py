@@ -102,7 +102,7 @@ def test_what_the_model_says_of_itself_drops_a_recording(
     """Windows can grow while the memory keeps its length: the shapes that go in do not say it."""
     recorded = RecordedModel(TinyModel())
     key = ["short"]
-    monkeypatch.setattr(recorded.model, "shape_key", lambda: key[0])
+    monkeypatch.setattr(recorded.model, "shape_key", lambda state: key[0])
     read(recorded, STEADY + 1)
     key[0] = "long"
     read(recorded, STEADY)
@@ -124,7 +124,7 @@ def test_a_model_that_asks_the_device_is_never_recorded(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded = RecordedModel(TinyModel())
-    monkeypatch.setattr(recorded.model, "shape_key", lambda: None)
+    monkeypatch.setattr(recorded.model, "shape_key", lambda state: None)
     read(recorded, 3 * STEADY)
     assert recorder.recorded == []
 

@@ -38,7 +38,7 @@ def short_text(folder: Path) -> Path:
 
 
 def scaled_down(name: str, text: Path) -> RunConfig:
-    """The recipe with fewer and smaller parts and steps on a short text; all it chooses stays as it is."""
+    """The recipe with fewer and smaller parts and steps on a short text, not compiled; the rest is as it is."""
     table = recipes.load(name)
     model: dict[str, Any] = table["model"]
     model |= {key: size for key, size in SIZES.items() if key in model}
@@ -52,13 +52,14 @@ def scaled_down(name: str, text: Path) -> RunConfig:
     if "vocabulary_size" in table["data"].get("tokenizer", {}):
         table["data"]["tokenizer"]["vocabulary_size"] = 280
     table["training"] |= {"batch_size": 4, "block_length": 24, "device": "cpu", "log_every": 1}
-    table["training"] |= {"evaluate_every": 5, "checkpoint_every": 0}
+    table["training"] |= {"evaluate_every": 5, "checkpoint_every": 0, "compile": False}
     table.setdefault("evaluation", {}).update(batch_size=2, max_tokens=100, max_tokens_final=100)
     faster = max(1.0, 0.01 / table["stage"][0]["learning_rate"])  # ten steps of a narrow model
     for stage, steps in zip(table["stage"], STEPS[len(table["stage"])], strict=True):
         stage.pop("max_seconds", None)  # of a stage that ends by the clock no two runs are the same
         stage["steps"] = steps
-        stage["learning_rate"] *= faster
+        for rate in {"learning_rate", "adamw_learning_rate"} & stage.keys():
+            stage[rate] *= faster
         stage["warmup_steps"] = min(stage.get("warmup_steps", 0), 2)
     return schema.read(RunConfig, table)
 

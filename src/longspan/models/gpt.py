@@ -66,16 +66,25 @@ def gpt(config: GptConfig, vocabulary_size: int) -> Stack:
 
 
 class StackInContexts(Stack):
-    """A stack for which a row that has read a full `context` begins again, as a new text does."""
+    """A stack for which a row that has read a full `context` begins again, as a new text does.
+
+    Where all rows begin the state has no rows of memory. So its shape says that they will end together, and
+    blocks of whole contexts are read without asking the device.
+    """
 
     context: int
 
-    def shape_key(self) -> Hashable | None:
-        return None
+    def initial_state(self, batch_size: int) -> State:
+        return _begun_again(super().initial_state(batch_size))
+
+    def shape_key(self, state: State) -> Hashable | None:
+        return super().shape_key(state) if _all_begin(state) else None
 
     def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
-        # One copy to the host says where contexts end: blocks are cut there, each row at its own ends.
-        read = state.branch("blocks").branch("0").tensor("read").tolist()
+        # Else one copy to the host says where contexts end: blocks are cut there, each row at its own ends.
+        together = _all_begin(state)
+        read_B = state.branch("blocks").branch("0").tensor("read")
+        read = [0] * len(read_B) if together else read_B.tolist()
         hidden, start, block = [], 0, tokens_BT.shape[1]
         while start < block:
             full = [row for row, count in enumerate(read) if count == self.context]
@@ -86,7 +95,18 @@ class StackInContexts(Stack):
             hidden_BTD, state = super().forward(tokens_BT[:, start : start + length], state)
             hidden.append(hidden_BTD)
             start, read = start + length, [count + length for count in read]
+            if together and read[0] == self.context:
+                state, read = _begun_again(state), [0] * len(read)
         return torch.cat(hidden, dim=1), state
+
+
+def _begun_again(state: State) -> State:
+    """The same texts, all at their beginning."""
+    return state.map(lambda leaf: torch.zeros_like(leaf if leaf.dim() == 1 else leaf[:, :0]))
+
+
+def _all_begin(state: State) -> bool:
+    return not any(leaf.shape[1] for leaf in state.flatten().values() if leaf.dim() > 1)
 
 
 def _initial_values(model: Stack, num_layers: int) -> None:

@@ -46,10 +46,11 @@ class LanguageModel(nn.Module, ABC):
         """The same state in the form that makes single tokens cheap while the weights stay fixed."""
         return state
 
-    def shape_key(self) -> Hashable | None:
+    def shape_key(self, state: State) -> Hashable | None:
         """What decides, besides the shapes that go in, which operations `forward` runs on which shapes.
 
-        While it stays the same a recording of them may be replayed; None if `forward` asks the device.
+        While it stays the same a recording of them may be replayed; None if for a state of these shapes
+        `forward` asks the device.
         """
         return ()
 

@@ -67,7 +67,7 @@ class Stack(LanguageModel):
         blocks = state.branch("blocks")
         return self._each_block(lambda block, name: block.decoding_state(blocks.branch(name)))
 
-    def shape_key(self) -> Hashable | None:
+    def shape_key(self, state: State) -> Hashable | None:
         return tuple((span.windows, span.memory_length) for span in self._learned_spans())
 
     def penalties(self) -> dict[str, Tensor]:

@@ -100,10 +100,10 @@ def span_attention(
     then their values, [B, M, X, K], oldest first. A head may be given the longest window of its group instead
     of its own. The rest is as `eager.span_attention` says, for all heads in their order.
     """
-    block = q_BHTK.shape[2]
-    nothing_else = position_keys is None and slots is None and spans_H is None and first_distance == 0
-    whole_text = not any(kv_BMXK.shape[1] for kv_BMXK in past) and min(windows) >= block
-    if nothing_else and whole_text and _forced.get() is None:  # torch has kernels for just this
+    nothing_before = filled_B is not None and not any(kv_BMXK.shape[1] for kv_BMXK in past)
+    nothing_else = position_keys is None and slots is None and spans_H is None
+    all_of_it = first_distance == 0 and min(windows) >= q_BHTK.shape[2]
+    if nothing_before and nothing_else and all_of_it and _forced.get() is None:
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=True)
     all_heads_at_once = padded if _forced.get() == "padded" else _fused_path(q_BHTK)
     if all_heads_at_once is not None:
