@@ -38,7 +38,7 @@ def short_text(folder: Path) -> Path:
 
 
 def scaled_down(name: str, text: Path) -> RunConfig:
-    """The recipe with fewer and smaller parts and steps on a short text, not compiled; the rest is as it is."""
+    """The recipe with fewer and smaller parts and steps on a short text, not compiled; all else stays."""
     table = recipes.load(name)
     model: dict[str, Any] = table["model"]
     model |= {key: size for key, size in SIZES.items() if key in model}

@@ -108,6 +108,10 @@ class TrainingConfig:
     compile: bool = option(
         False, help="compile with torch.compile all of the model but attention, whose shapes follow the spans"
     )
+    rehearsal: int = option(
+        0,
+        help="steps to take and take back before training, so that compiling is not counted in its time",
+    )
     average: float = option(
         0.0,
         help="evaluate and keep as best a moving average of the weights with this decay per step, such as "
@@ -124,8 +128,8 @@ class TrainingConfig:
             raise ValueError("batch_size, block_length and log_every must be at least 1")
         if not 1 <= self.micro_batches <= self.batch_size:
             raise ValueError(f"micro_batches must lie between 1 and the batch_size, {self.batch_size}")
-        if min(self.evaluate_every, self.checkpoint_every) < 0:
-            raise ValueError("evaluate_every and checkpoint_every must not be negative")
+        if min(self.evaluate_every, self.checkpoint_every, self.rehearsal) < 0:
+            raise ValueError("evaluate_every, checkpoint_every and rehearsal must not be negative")
         if not 0.0 <= self.average < 1.0:
             raise ValueError("average must be at least 0 and below 1")
         if not 0 <= self.seed < 2**63:

@@ -28,6 +28,7 @@ from longspan.training.lines import duration, readable
 from longspan.training.method import Method
 from longspan.training.progress import Progress
 from longspan.training.records import Records
+from longspan.training.rehearsal import rehearse
 from longspan.training.reporter import Reporter
 from longspan.training.step import Updater
 from longspan.training.window import Window
@@ -107,6 +108,16 @@ class Loop:
 
     def _train(self) -> None:
         training, progress = self._config.training, self._progress
+        if training.rehearsal:
+            rehearse(
+                training.rehearsal,
+                self._updater,
+                self._method,
+                self._stage,
+                self._lanes,
+                progress.position,
+                self._state,
+            )
         self._clock.lap()  # what was built before was no training
         while True:
             if self._due(training.evaluate_every) and progress.evaluated != progress.step:
