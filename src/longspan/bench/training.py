@@ -8,7 +8,7 @@ from torch import Tensor
 from longspan.bench.ways import Way
 from longspan.config import RunConfig
 from longspan.models import LanguageModel
-from longspan.optim import build_optimizers, set_rate
+from longspan.optim import build_optimizers, compile_updates, set_rate
 from longspan.state import State
 from longspan.training.step import Updater
 
@@ -31,6 +31,8 @@ class Training:
         self.way = way
         self.updater = kind(model, precision=training.precision, micro_batches=training.micro_batches)
         self.optimizers = build_optimizers(model, self._stage)
+        if training.compile:
+            compile_updates(self.optimizers)
         # All the work of an update, and spans that stay where they were set.
         set_rate(self.optimizers, 0.0)
         self.state = model.initial_state(training.batch_size)

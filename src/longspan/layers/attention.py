@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from longspan.kernels.span_attention import head_groups, span_attention
 from longspan.layers.block import Block
+from longspan.layers.dropout import dropout
 from longspan.layers.head_rows import of_heads
 from longspan.layers.positions import Positions
 from longspan.layers.query_key_norm import QueryKeyNorm
@@ -149,7 +150,7 @@ class Attention(Block):
 
     def _joined(self, h_BTD: Tensor, out_BTD: Tensor) -> Tensor:
         """The residual stream with what attention adds to it."""
-        h_BTD = h_BTD + F.dropout(out_BTD, self.output_dropout, self.training)
+        h_BTD = h_BTD + dropout(out_BTD, self.output_dropout, self.training)
         return h_BTD if self.norm_first else self.norm(h_BTD)
 
     def decoding_state(self, state: State) -> State:

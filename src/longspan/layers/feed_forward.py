@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from longspan.layers.block import Block
+from longspan.layers.dropout import dropout
 from longspan.state import State
 
 
@@ -51,8 +51,8 @@ class FeedForward(Block):
         inner = self.activation(self.expand(h_BTD))
         if self.gate is not None:
             inner = inner * self.gate(h_BTD)
-        out = self.contract(F.dropout(inner, self.dropout, self.training))
-        return F.dropout(out, self.output_dropout, self.training)
+        out = self.contract(dropout(inner, self.dropout, self.training))
+        return dropout(out, self.output_dropout, self.training)
 
 
 def squared_relu(x: Tensor) -> Tensor:

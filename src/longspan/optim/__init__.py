@@ -1,7 +1,7 @@
 """Optimizers and learning-rate schedules: what torch lacks is here, the rest is torch's."""
 
 from longspan.optim.adagrad import Adagrad
-from longspan.optim.build import build_optimizers, set_rate
+from longspan.optim.build import build_optimizers, compile_updates, set_rate
 from longspan.optim.lamb import Lamb
 from longspan.optim.memory import memories, restore_memories
 from longspan.optim.muon import Muon
@@ -12,6 +12,7 @@ __all__ = [
     "Lamb",
     "Muon",
     "build_optimizers",
+    "compile_updates",
     "done",
     "fraction",
     "memories",

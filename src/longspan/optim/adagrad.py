@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,11 @@ class Adagrad(Optimizer):
 
     def __init__(self, parameters: Any, lr: float, clip: float = 0.0) -> None:
         super().__init__(parameters, {"lr": lr, "clip": clip})
+        self._update = _update
+
+    def compile(self) -> None:
+        """Make one operation of an update."""
+        self._update = torch.compile(_update)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -33,20 +39,12 @@ class Adagrad(Optimizer):
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             if parameters:
-                self._move(parameters, group["lr"], group["clip"])
+                gradients = [p.grad for p in parameters if p.grad is not None]
+                sums = [self._sum(p) for p in parameters]
+                # A tensor, so that compiled code serves every rate.
+                rate = torch.tensor(group["lr"], dtype=torch.float64)
+                self._update(parameters, gradients, sums, rate, group["clip"] or math.inf)
         return loss
-
-    def _move(self, parameters: list[Tensor], lr: float, clip: float) -> None:
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        sums = [self._sum(p) for p in parameters]
-        torch._foreach_addcmul_(sums, gradients, gradients)
-        deviations = torch._foreach_sqrt(sums)
-        torch._foreach_add_(deviations, EPSILON)
-        moves = torch._foreach_div(gradients, deviations)
-        if clip > 0:
-            norms = torch.stack(torch._foreach_norm(gradients))
-            torch._foreach_mul_(moves, (clip / (norms + EPSILON)).clamp(max=1.0).unbind())
-        torch._foreach_add_(parameters, moves, alpha=-lr)
 
     def _sum(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -54,3 +52,16 @@ class Adagrad(Optimizer):
             state["sum"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         total: Tensor = state["sum"]
         return total
+
+
+def _update(
+    parameters: list[Tensor], gradients: list[Tensor], sums: list[Tensor], rate: Tensor, clip: float
+) -> None:
+    torch._foreach_addcmul_(sums, gradients, gradients)
+    deviations = torch._foreach_sqrt(sums)
+    torch._foreach_add_(deviations, EPSILON)
+    moves = torch._foreach_div(gradients, deviations)
+    norms = torch.stack(torch._foreach_norm(gradients))
+    rates = (clip / (norms + EPSILON)).clamp(max=1.0) * rate
+    torch._foreach_mul_(moves, rates.unbind())
+    torch._foreach_sub_(parameters, moves)

@@ -51,6 +51,13 @@ def build_optimizers(
     return [_adam(torch.optim.Adam if stage.optimizer == "adam" else torch.optim.AdamW, groups, stage)]
 
 
+def compile_updates(optimizers: Iterable[Optimizer]) -> None:
+    """Compile the updates that torch has not as one operation."""
+    for optimizer in optimizers:
+        if isinstance(optimizer, Adagrad | Lamb):
+            optimizer.compile()
+
+
 def set_rate(optimizers: list[Optimizer], fraction: float) -> None:
     """Let the next update use this fraction of every group's highest rate."""
     for optimizer in optimizers:

@@ -35,6 +35,11 @@ class Lamb(Optimizer):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "min_trust": min_trust}
         super().__init__(parameters, defaults)
+        self._update = _update
+
+    def compile(self) -> None:
+        """Make one operation of an update."""
+        self._update = torch.compile(_update)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -45,25 +50,14 @@ class Lamb(Optimizer):
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             if parameters:
-                self._move(parameters, group)
+                gradients = [p.grad for p in parameters if p.grad is not None]
+                means = [self._average(p, "exp_avg") for p in parameters]
+                squares = [self._average(p, "exp_avg_sq") for p in parameters]
+                # A tensor, so that compiled code serves every rate.
+                rate = torch.tensor(group["lr"], dtype=torch.float64)
+                others = (group["betas"], group["weight_decay"], group["min_trust"])
+                self._update(parameters, gradients, means, squares, rate, *others)
         return loss
-
-    def _move(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        beta1, beta2 = group["betas"]
-        means = [self._average(p, "exp_avg") for p in parameters]
-        squares = [self._average(p, "exp_avg_sq") for p in parameters]
-        torch._foreach_lerp_(means, gradients, 1 - beta1)
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-        deviations = torch._foreach_sqrt(squares)
-        torch._foreach_add_(deviations, EPSILON)
-        moves = torch._foreach_div(means, deviations)
-        if group["weight_decay"]:
-            torch._foreach_add_(moves, parameters, alpha=group["weight_decay"])
-        trust = _trust(parameters, moves, group["min_trust"])
-        torch._foreach_mul_(moves, trust.unbind())
-        torch._foreach_add_(parameters, moves, alpha=-group["lr"])
 
     def _average(self, parameter: Tensor, name: str) -> Tensor:
         state = self.state[parameter]
@@ -71,6 +65,30 @@ class Lamb(Optimizer):
             state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         average: Tensor = state[name]
         return average
+
+
+def _update(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    means: list[Tensor],
+    squares: list[Tensor],
+    rate: Tensor,
+    betas: tuple[float, float],
+    weight_decay: float,
+    min_trust: float,
+) -> None:
+    beta1, beta2 = betas
+    torch._foreach_lerp_(means, gradients, 1 - beta1)
+    torch._foreach_mul_(squares, beta2)
+    torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+    deviations = torch._foreach_sqrt(squares)
+    torch._foreach_add_(deviations, EPSILON)
+    moves = torch._foreach_div(means, deviations)
+    if weight_decay:
+        torch._foreach_add_(moves, parameters, alpha=weight_decay)
+    rates = _trust(parameters, moves, min_trust) * rate
+    torch._foreach_mul_(moves, rates.unbind())
+    torch._foreach_sub_(parameters, moves)
 
 
 def _trust(parameters: list[Tensor], moves: tuple[Tensor, ...] | list[Tensor], min_trust: float) -> Tensor:

@@ -11,7 +11,7 @@ from longspan.config import RunConfig, StageConfig
 from longspan.errors import UserError
 from longspan.evaluation import Score
 from longspan.models import LanguageModel
-from longspan.optim import build_optimizers, memories, restore_memories, set_rate
+from longspan.optim import build_optimizers, compile_updates, memories, restore_memories, set_rate
 
 
 class Method:
@@ -27,6 +27,7 @@ class Method:
 
     def __init__(self, model: LanguageModel, config: RunConfig) -> None:
         self.model = model
+        self._compiled = config.training.compile
         self._stage: StageConfig | None = None
         self._of_stage: list[Optimizer] = []
 
@@ -38,6 +39,8 @@ class Method:
     def begin_stage(self, stage: StageConfig) -> None:
         """Let the optimizers of `stage` take over, knowing what those before knew if they are of one kind."""
         optimizers = self.optimizers_of(stage)
+        if self._compiled:
+            compile_updates(optimizers)
         if self._stage is not None and stage.optimizer == self._stage.optimizer:
             restore_memories(self.model, optimizers, memories(self.model, self._of_stage))
         self._stage, self._of_stage = stage, optimizers
