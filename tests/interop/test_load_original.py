@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import pickle
 import re
 from pathlib import Path
 
@@ -120,6 +121,15 @@ def test_shapes_and_weights_tell_how_a_transformer_xl_is_tied(tmp_path, case):
     assert found.biases == wanted.biases
 
 
+def test_projections_that_a_short_list_leaves_out_are_not_tied(tmp_path):
+    made = Original.of("txl_adaptive_div2")
+    for number in (1, 2):
+        made.tensors[f"crit.out_projs.{number}"] = torch.randn(made.tensors[f"crit.out_projs.{number}"].shape)
+    made.options["model"] |= {"tie_projs": [False]}  # the default of the original's constructor
+    model = load_original(made.save(tmp_path / "c.pt"), kind=made.kind, config=made.options)
+    assert model.get_parameter("head.projections.2").equal(made.tensors["crit.out_projs.2"])
+
+
 @pytest.mark.parametrize("case", test_fairseq_golden.CASES)
 def test_options_of_fairseq_are_given_or_lie_in_the_file_or_follow_from_shapes(tmp_path, case):
     made = Original.of(case)
@@ -213,8 +223,10 @@ def test_a_tensor_too_many_is_named(tmp_path, case):
     ("case", "kind", "tensor"),
     [
         ("txl_basic", "adaptive-span", "key_pe"),
-        ("adaptive_span_basic", "transformer-xl", "layers.0.dec_attn.layer_norm.weight"),
-        ("sha_rnn", "hf-transfo-xl", "layers.0.dec_attn.layer_norm.weight"),
+        ("adaptive_span_basic", "transformer-xl", "word_emb.emb_layers.0.weight"),
+        ("sha_rnn", "hf-transfo-xl", "transformer.word_emb.emb_layers.0.weight"),
+        ("txl_basic", "hf-transfo-xl", "transformer.word_emb.emb_layers.0.weight"),
+        ("hf_transfo_xl_untie_r", "transformer-xl", "'word_emb.emb_layers.0.weight"),
         ("fixed_span", "sha-rnn", "blocks.0.lnstart.weight"),
         ("adaptive_span_basic", "fairseq-adaptive-span", "key_pe"),
         ("fairseq_adaptive_span", "adaptive-span", "key_pe"),
@@ -271,6 +283,15 @@ def test_what_is_no_checkpoint(tmp_path):
     assert "did you mean 'sha-rnn'" in complaint(path, "sha-rnm")
 
 
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.filterwarnings("error")
+def test_a_plain_pickle_that_would_run_code_is_refused_without_a_word_more(tmp_path, protocol):
+    path, mark = tmp_path / "c.pt", tmp_path / "ran"
+    path.write_bytes(pickle.dumps({"model": Trap(mark)}, protocol=protocol))
+    assert "could run code" in complaint(path, "transformer-xl")
+    assert not mark.exists()
+
+
 def test_options_that_are_none(tmp_path):
     made = Original.of("fixed_span")
     path, config = made.save(tmp_path / "c.pt"), tmp_path / "config.json"
@@ -280,6 +301,7 @@ def test_options_that_are_none(tmp_path):
     config.write_text("[]")
     assert "JSON object" in complaint(path, made.kind, config)
     assert "a value of a wrong type" in complaint(path, made.kind, {"nb_layers": "two"})
+    assert "'model_params' in a configuration" in complaint(path, made.kind, {"model_params": 3})
     config.write_text(json.dumps(made.options))
     assert load_original(path, kind=made.kind, config=config).vocabulary_size == 60
 
@@ -293,3 +315,22 @@ def test_overrides_that_a_kind_does_not_have(tmp_path):
     path = made.save(tmp_path / "x.pt")
     message = complaint(path, made.kind, overrides={"memory_length": 0, "same_length": True})
     assert "same_length needs a memory_length" in message
+
+
+@pytest.mark.parametrize("name", ["memory_length", "clamp_length", "same_length"])
+def test_overrides_of_a_wrong_type(tmp_path, name):
+    made = Original.of("txl_basic")
+    path = made.save(tmp_path / "x.pt")
+    assert f"'overrides.{name}' must be" in complaint(path, made.kind, made.options, overrides={name: "3"})
+
+
+@pytest.mark.parametrize("off", [-1, 0, None])
+def test_nothing_is_clamped_by_a_length_that_is_not_above_zero(tmp_path, off):
+    """As in the originals' own options."""
+    made = Original.of("txl_same_length_clamp")
+    path = made.save(tmp_path / "x.pt")
+    options = {**made.options["model"], "clamp_len": -1}
+    expected = load_original(path, kind=made.kind, config=options)
+    found = load_original(path, kind=made.kind, config=made.options, overrides={"clamp_length": off})
+    x = torch.arange(40)[None]
+    assert found(x, found.initial_state(1))[0].equal(expected(x, expected.initial_state(1))[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longspan.config import ModelConfig
+from longspan.config import ModelConfig, schema
 from longspan.errors import UserError, nearest
 from longspan.interop.adaptive_span import AdaptiveSpan
 from longspan.interop.fairseq_adaptive_span import FairseqAdaptiveSpan
@@ -35,6 +36,7 @@ KINDS: dict[str, Translation] = {
         start="zeros",
         cluster_order="forward",
         companion="config.json",
+        prefix="transformer.",
     ),
 }
 OVERRIDES = ("memory_length", "clamp_length", "same_length")
@@ -90,7 +92,9 @@ def read_original(
 
 def _load(path: Path, remedy: str) -> Mapping[str, Any]:
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a file is read, or it is refused in one line
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
     except pickle.UnpicklingError:
@@ -100,8 +104,12 @@ def _load(path: Path, remedy: str) -> Mapping[str, Any]:
         ) from None
     except IsADirectoryError:
         raise UserError(f"{path} is a folder: give the checkpoint file in it") from None
-    except (RuntimeError, EOFError, ValueError, KeyError, OSError) as problem:
-        raise UserError(f"{path} is no checkpoint of torch, or damaged: {_first_line(problem)}") from None
+    except PermissionError:
+        raise UserError(f"{path} may not be read: its permissions forbid it") from None
+    except (RuntimeError, EOFError, ValueError, LookupError, OSError):  # what torch says of such a file
+        raise UserError(
+            f"{path} is no checkpoint of torch, or is cut short or damaged: fetch it again"
+        ) from None
     if not isinstance(loaded, Mapping):
         raise UserError(f"{path} holds no tensors by name: save a state_dict and import that")
     return loaded
@@ -122,7 +130,11 @@ def _options(config: Mapping[str, Any] | str | Path | None, groups: tuple[str, .
             raise UserError("a configuration must be a JSON object of the original's options")
     options = {name: value for name, value in config.items() if not isinstance(value, Mapping)}
     for group in groups:
-        options |= config.get(group, {})
+        options.pop(group, None)
+        inside = config.get(group, {})
+        if not isinstance(inside, Mapping):
+            raise UserError(f"'{group}' in a configuration must hold options by name, not {inside!r}")
+        options |= inside
     return _without_none(options)
 
 
@@ -169,13 +181,7 @@ def _overridden(config: ModelConfig, overrides: Mapping[str, Any], kind: str) ->
                 f"(what can: {', '.join(known) or 'nothing'})"
             )
     changes = dict(overrides)
-    if (changes.get("clamp_length") or 0) < 0:  # the original's way to say that nothing is clamped
+    clamp_length = changes.get("clamp_length")
+    if isinstance(clamp_length, int) and clamp_length <= 0:  # the original's way to say: nothing is clamped
         changes["clamp_length"] = None
-    try:
-        return dataclasses.replace(config, **changes)
-    except (ValueError, TypeError) as problem:
-        raise UserError(f"these overrides do not fit the model: {problem}") from None
-
-
-def _first_line(problem: Exception) -> str:
-    return str(problem).partition("\n")[0]
+    return schema.read(type(config), {**schema.write(config), **changes}, "overrides")

@@ -43,12 +43,17 @@ class TransformerXL(Translation):
     start: Literal["empty", "zeros"]
     cluster_order: Literal["from-end", "forward"]
     companion: str | None = None
+    prefix: str = ""  # of all names but those of the softmax
 
     groups = ("model",)
     unused = re.compile(r"pos_emb\.inv_freq")
 
     def tensors(self, loaded: Mapping[str, Any]) -> Tensors:
-        return Tensors(only_tensors(loaded.get("model", loaded), prefix="transformer."))
+        found = only_tensors(loaded.get("model", loaded))
+        first = f"{self.prefix}{TABLES}.0.weight"
+        if first not in found:  # but for the prefix the two kinds look alike, and compute otherwise
+            raise UserError(f"the tensor '{first}' is missing")
+        return Tensors(only_tensors(found, self.prefix))
 
     def vocabulary_size(self, tensors: Tensors, options: Options) -> int:
         words = sum(words for words, _ in cluster_shapes(tensors, TABLES))
@@ -95,7 +100,7 @@ class TransformerXL(Translation):
             division=factor,
             table_width=options.get("d_embed", shapes[0][1]),
             tied=options.get("tie_weight", equal(tensors, tables)),
-            tied_projections=_which(ties[: len(cutoffs) + 1]),
+            tied_projections=_which([*ties, *[False] * len(cutoffs)][: len(cutoffs) + 1]),
             cluster_order=self.cluster_order,
         )
 
