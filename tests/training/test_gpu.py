@@ -38,6 +38,21 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(text: Path, tmp_path: Path,
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
+@pytest.mark.usefixtures("_deterministic")
+@pytest.mark.parametrize("precision", ["float32", "bf16", "fp16"])
+def test_a_rehearsal_leaves_no_trace(text: Path, tmp_path: Path, precision: str) -> None:
+    """The recordings of steps that were taken back serve the steps that count."""
+    changes = {
+        "training__device": "cuda",
+        "training__precision": precision,
+        "training__micro_batches": 1,
+        "training__block_jitter": False,
+    }
+    train(small_config(text, **changes), tmp_path / "plain")
+    train(small_config(text, **changes, training__rehearsal=6), tmp_path / "rehearsed")
+    assert outcome(tmp_path / "rehearsed") == outcome(tmp_path / "plain")
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "muon"])
 def test_every_optimizer_moves_there(text: Path, tmp_path: Path, optimizer: str) -> None:
     config = small_config(text, training__device="cuda", stage__0__optimizer=optimizer)

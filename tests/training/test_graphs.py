@@ -14,6 +14,7 @@ from torch import Tensor
 
 from longspan.config import (
     AdaptiveSpanConfig,
+    GptConfig,
     RunConfig,
     SearchConfig,
     ShaRnnConfig,
@@ -139,6 +140,12 @@ def test_recorded_or_not_the_same_comes_out(recorder: Recorder) -> None:
     assert recorder.replays == 3
 
 
+@pytest.mark.parametrize(("block", "made"), [(8, 1), (16, 1), (4, 0)])
+def test_a_gpt_is_recorded_where_blocks_are_whole_contexts(recorder: Recorder, block: int, made: int) -> None:
+    read(RecordedModel(build(GPT, VOCABULARY)), STEADY + 2, block=block)
+    assert len(recorder.recorded) == made
+
+
 def test_on_the_cpu_nothing_is_recorded() -> None:
     assert Updater(TinyModel())._recorded is None
 
@@ -147,6 +154,7 @@ def test_on_the_cpu_nothing_is_recorded() -> None:
 
 VOCABULARY = 11
 XL = TransformerXLConfig(num_layers=2, width=32, num_heads=2, inner_width=48, memory_length=12, dropout=0.1)
+GPT = GptConfig(num_layers=2, width=32, num_heads=2, inner_width=48, context=8, dropout=0.1)
 SHA_RNN = ShaRnnConfig(num_layers=2, width=32, inner_width=48, memory_length=12, dropout=0.1)
 
 
@@ -171,6 +179,7 @@ def supernet() -> LanguageModel:
 MODELS: dict[str, Callable[[], LanguageModel]] = {
     "adaptive-span, fixed": lambda: adaptive_span("fixed"),
     "adaptive-span, learned": lambda: adaptive_span("learned"),
+    "gpt": lambda: build(GPT, VOCABULARY),
     "transformer-xl": lambda: build(XL, VOCABULARY),
     "sha-rnn": lambda: build(SHA_RNN, VOCABULARY),
     "supernet": supernet,

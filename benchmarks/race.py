@@ -1,0 +1,246 @@
+"""Who predicts best after the same time of training on the same bytes?
+
+    python benchmarks/race.py flagship gpt x-transformers-4096 [--seconds 220] [--out FOLDER] [--OPTION=VALUE]
+
+Entrants are recipes by name or TOML file, with dotted options that change all of them (written with "="), and
+x-transformers with a context. What is compiled and recorded before the first step is not counted. Prints one
+JSON line per entrant; docs/race.md says what is in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import longspan
+import race_corpus
+import race_protocol
+import race_x_transformers
+from longspan import recipes
+from longspan.cli.overrides import apply, split_overrides
+from longspan.config import DataConfig, GptConfig, ModelConfig, RunConfig, schema
+from longspan.data import TokenizedCorpus, prepare
+from longspan.errors import UserError
+from longspan.files import whole_folder
+from longspan.models import LanguageModel
+from longspan.runs import pick_device
+from longspan.runs.environment import environment
+from longspan.training import Reporter, train
+
+LANES = 16
+REHEARSAL = 8
+NO_END = 10**9  # of steps: a stage ends by the clock
+LOGS = ("config.toml", "environment.json", "metrics.jsonl", "spans.jsonl")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args, dotted = _parser().parse_known_args(argv)
+    try:
+        race(args, split_overrides(dotted))
+    except UserError as problem:
+        print(f"race: {problem}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def race(args: argparse.Namespace, overrides: list[tuple[str, str]]) -> None:
+    device = pick_device(args.device)
+    entrants = [_entrant(name, overrides, args) for name in args.entrants]
+    folder = race_corpus.written(args.corpus, pattern=args.files, num_bytes=args.bytes)
+    corpus = prepare(DataConfig(corpus=str(folder)))
+    for entrant in entrants:
+        if isinstance(entrant, int):
+            found = race_x_transformers.run(
+                entrant, corpus, seconds=args.seconds, seed=args.seed, device=device
+            )
+        else:
+            config = replace(entrant, data=DataConfig(corpus=str(folder)))
+            found = run_recipe(config, corpus, device, args.out) | {"changed": dict(overrides)}
+        _report({"seed": args.seed, **found}, corpus, device, args.out)
+
+
+def _entrant(name: str, overrides: list[tuple[str, str]], args: argparse.Namespace) -> RunConfig | int:
+    """A recipe, or the context of x-transformers; mistakes show before anybody has started."""
+    if name.startswith(race_x_transformers.PREFIX):
+        context = name.removeprefix(race_x_transformers.PREFIX)
+        if not context.isdecimal() or int(context) < 2:
+            raise UserError(f"'{name}' needs a context, as in {race_x_transformers.PREFIX}1024")
+        return int(context)
+    config = _config(name, overrides, args)
+    if args.out is not None and (logs := _logs(config, args.out)).exists():
+        raise UserError(f"{logs} exists already: give another --out, --seed or --name=NAME")
+    return config
+
+
+def _config(recipe: str, overrides: list[tuple[str, str]], args: argparse.Namespace) -> RunConfig:
+    """The recipe as it runs here: on bytes, for this long, and scored by nobody but the race."""
+    table = recipes.load(recipe)
+    apply(table, overrides)
+    stages = table.get("stage", [])
+    steps = sum(stage["steps"] for stage in stages)
+    for stage in stages:
+        stage |= {"max_seconds": args.seconds * stage["steps"] / steps, "steps": NO_END}
+    table["data"] = {}
+    table["evaluation"] = {"max_tokens": 65_536, "max_tokens_final": 65_536}
+    training = {"rehearsal": REHEARSAL} | table.get("training", {})
+    training |= {"seed": args.seed, "device": args.device, "evaluate_every": 0, "checkpoint_every": 0}
+    table["training"] = training
+    return schema.read(RunConfig, table)
+
+
+def run_recipe(
+    config: RunConfig, corpus: TokenizedCorpus, device: torch.device, out: Path | None
+) -> dict[str, Any]:
+    """Train as `longspan train` does, score, and say what came of it."""
+    with tempfile.TemporaryDirectory(prefix="longspan-race-") as place:
+        run = train(config, Path(place) / "run", reporter=_Aside())
+        lines = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
+        *_, last = (line for line in lines if line["kind"] == "train")
+        model = longspan.load(run.path, device=str(device)).model
+        if out is not None:
+            _keep_logs(run.path, _logs(config, out))
+    back, block_length = look_back(config.model), config.training.block_length
+    test = corpus.splits["test"].tokens
+    if isinstance(config.model, GptConfig):
+        readings, block_length = race_protocol.windows(len(test), back), back
+    else:
+        readings = race_protocol.streams(len(test), LANES, max(back, block_length))
+    nats = race_protocol.nats(
+        _reader(model),
+        corpus.splits["valid"].tokens,
+        test,
+        readings,
+        side_by_side=LANES,
+        block_length=block_length,
+        device=device,
+    )
+    return {
+        "name": config.name,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "seconds": last["seconds"],
+        "tokens": last["tokens"],
+        "nats": nats,
+        "look_back": back,
+        "scored_in": "windows" if isinstance(config.model, GptConfig) else "streams",
+        "config": _digest(config),
+        **_spans(model),
+    }
+
+
+def look_back(model: ModelConfig) -> int:
+    """How far a layer can see."""
+    if isinstance(model, GptConfig):
+        return model.context
+    span = getattr(model, "span", None)
+    back: int = model.memory_length if span is None else span.limit
+    return back
+
+
+def _reader(model: LanguageModel) -> race_protocol.Read:
+    def read(tokens_BT: Tensor, targets_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
+        state = model.initial_state(tokens_BT.shape[0]) if state is None else state
+        hidden_BTD, state = model(tokens_BT, state)
+        return model.head.nll(hidden_BTD, targets_BT), state
+
+    return read
+
+
+def _spans(model: LanguageModel) -> dict[str, Any]:
+    seen = model.diagnostics()
+    if "spans_LH" not in seen:
+        return {}
+    spans_LH = seen["spans_LH"].float()
+    return {
+        "spans": {
+            "limit": int(seen["span_limit"]),
+            "mean": float(spans_LH.mean()),
+            "longest": float(spans_LH.max()),
+            "mean_of_layers": [round(mean, 1) for mean in spans_LH.mean(1).tolist()],
+            "longest_of_layers": [round(longest, 1) for longest in spans_LH.amax(1).tolist()],
+        }
+    }
+
+
+def _digest(config: RunConfig) -> str:
+    """What two runs share that differ only in place, text and seed."""
+    table = schema.write(config)
+    del table["data"], table["training"]["seed"], table["training"]["device"]
+    return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _report(found: dict[str, Any], corpus: TokenizedCorpus, device: torch.device, out: Path | None) -> None:
+    num_bytes = len(corpus.splits["test"])
+    line = json.dumps(
+        found
+        | {
+            "bytes": num_bytes,
+            "bits_per_byte": found["nats"] / math.log(2) / num_bytes,
+            "tokens_per_second": found["tokens"] / found["seconds"],
+            "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint}
+            | {f"{split}_bytes": len(tokens) for split, tokens in corpus.splits.items()},
+            "environment": environment(device),
+        }
+    )
+    print(line, flush=True)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        with (out / "race.jsonl").open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def _logs(config: RunConfig, out: Path) -> Path:
+    return out / f"{config.name}-seed{config.training.seed}"
+
+
+def _keep_logs(run: Path, place: Path) -> None:
+    with whole_folder(place) as partial:
+        for name in LOGS:
+            if (run / name).is_file():
+                shutil.copy(run / name, partial)
+
+
+class _Aside(Reporter):
+    """The standard output is for results."""
+
+    def say(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    def log(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("entrants", nargs="+", metavar="ENTRANT", help="a recipe, or x-transformers-1024")
+    parser.add_argument(
+        "--corpus",
+        type=Path,
+        default=Path(sysconfig.get_path("purelib")),
+        help="a folder or a file (default: the installed packages)",
+    )
+    parser.add_argument("--files", default="*.py", help="which files of a folder (default: *.py)")
+    parser.add_argument("--bytes", type=int, default=100_000_000, help="how many of its first bytes")
+    parser.add_argument("--seconds", type=float, default=220.0, help="of training")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, help="add the lines to race.jsonl here, and keep logs of runs")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

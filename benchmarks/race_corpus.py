@@ -1,0 +1,97 @@
+"""The text of a race: three files of bytes, written once.
+
+A folder with files for train, valid and test is taken as it is. Of anything else the first bytes are taken,
+the files of a folder one after the other in the order of their paths, and cut 90, 5 and 5. The test is the
+first mebibyte of the last part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from longspan.data.home import home
+from longspan.errors import UserError
+from longspan.files import whole_folder
+
+SPLITS = ("train", "valid", "test")
+TEST_BYTES = 1 << 20
+_CHUNK = 1 << 22
+
+
+def written(source: Path, *, pattern: str = "*.py", num_bytes: int = 100_000_000) -> Path:
+    """A folder with train.txt, valid.txt and test.txt, made from `source` now or before."""
+    own = _own_splits(source)
+    files = list(own.values()) or _files(source, pattern)
+    stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    digest = hashlib.blake2b(json.dumps([stamps, num_bytes]).encode(), digest_size=8).hexdigest()
+    folder = home() / "race" / f"{source.resolve().name}-{digest}"
+    if not folder.exists():
+        with whole_folder(folder, first_wins=True) as partial:
+            if own:
+                _write_own(own, partial)
+            else:
+                _write_cut(files, num_bytes, partial)
+    return folder
+
+
+def _own_splits(source: Path) -> dict[str, Path]:
+    """Files such as train.txt, wiki.train.tokens or train.txt.xz, if all three are there."""
+    if not source.is_dir():
+        return {}
+    found = {
+        split: [path for path in source.iterdir() if path.is_file() and split in path.name.split(".")]
+        for split in SPLITS
+    }
+    return {split: paths[0] for split, paths in found.items()} if all(map(_one, found.values())) else {}
+
+
+def _one(paths: list[Path]) -> bool:
+    return len(paths) == 1
+
+
+def _files(source: Path, pattern: str) -> list[Path]:
+    if source.is_file():
+        return [source]
+    if not source.is_dir():
+        raise UserError(f"there is no file or folder {source}")
+    found = [path for path in source.rglob(pattern) if path.is_file()]
+    if not found:
+        raise UserError(f"{source} has no files {pattern}: choose others with --files")
+    return sorted(found, key=lambda path: path.relative_to(source).as_posix())
+
+
+def _write_own(own: dict[str, Path], folder: Path) -> None:
+    for split, path in own.items():
+        limit = TEST_BYTES if split == "test" else None
+        with (folder / f"{split}.txt").open("wb") as out:
+            for chunk in _read([path], limit):
+                out.write(chunk)
+
+
+def _write_cut(files: Sequence[Path], num_bytes: int, folder: Path) -> None:
+    text = b"".join(_read(files, num_bytes))
+    first, second = len(text) * 90 // 100, len(text) * 95 // 100
+    parts = text[:first], text[first:second], text[second:][:TEST_BYTES]
+    if not all(parts):
+        raise UserError(f"{len(text)} bytes are too little text for a race")
+    for split, part in zip(SPLITS, parts, strict=True):
+        (folder / f"{split}.txt").write_bytes(part)
+
+
+def _read(files: Sequence[Path], limit: int | None) -> Iterator[bytes]:
+    """The first bytes of the files, one after the other."""
+    left = limit
+    for path in files:
+        with _opened(path) as file:
+            while chunk := file.read(_CHUNK if left is None else min(_CHUNK, left)):
+                yield chunk
+                left = None if left is None else left - len(chunk)
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb")

@@ -1,0 +1,83 @@
+"""How the bytes of a race are scored: every one once, with at least half a context before it.
+
+Shapes: B readings side by side, T block.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longspan.errors import UserError
+
+# Nats of every target, and what is carried to the next block; None comes in where a reading begins.
+Read = Callable[[Tensor, Tensor, Any], tuple[Tensor, Any]]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The bytes `first` to `end` of the test are scored, after `warm` + 1 bytes that are only read."""
+
+    first: int
+    end: int
+    warm: int
+
+    @property
+    def length(self) -> int:
+        """How many bytes are read."""
+        return self.warm + self.end - self.first
+
+
+def windows(num_bytes: int, context: int) -> list[Reading]:
+    """For models that see one context and nothing before it: its second half is scored, then it moves on."""
+    half = context // 2
+    stride = context - half
+    return [Reading(first, min(first + stride, num_bytes), half) for first in range(0, num_bytes, stride)]
+
+
+def streams(num_bytes: int, lanes: int, warm: int) -> list[Reading]:
+    """For models that carry a state: stretches of text, each after a state warmed on what is before."""
+    lanes = min(lanes, num_bytes)
+    edges = [num_bytes * lane // lanes for lane in range(lanes + 1)]
+    return [Reading(first, end, warm) for first, end in itertools.pairwise(edges)]
+
+
+@torch.no_grad()
+def nats(
+    read: Read,
+    before: np.ndarray,
+    test: np.ndarray,
+    readings: list[Reading],
+    *,
+    side_by_side: int,
+    block_length: int,
+    device: torch.device,
+) -> float:
+    """The sum over all bytes of `test`, a text that `before` precedes."""
+    reach = max(reading.warm for reading in readings) + 1
+    if len(before) < reach:
+        raise UserError(f"{reach:,} bytes must come before the test, not {len(before):,}: use more text")
+    text = np.concatenate([before[len(before) - reach :], test])
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for group in _alike(readings, side_by_side):
+        rows = [text[reach + r.first - r.warm - 1 : reach + r.end] for r in group]
+        tokens = torch.from_numpy(np.stack(rows).astype(np.int64)).to(device)
+        warm, carried = group[0].warm, None
+        for start in range(0, group[0].length, block_length):
+            end = min(start + block_length, group[0].length)
+            nll_BT, carried = read(tokens[:, start:end], tokens[:, start + 1 : end + 1], carried)
+            total += nll_BT[:, max(0, warm - start) :].sum(dtype=torch.float64)
+    return float(total)
+
+
+def _alike(readings: list[Reading], most: int) -> Iterator[list[Reading]]:
+    """In groups of one length."""
+    for _, alike in itertools.groupby(readings, key=lambda reading: (reading.warm, reading.length)):
+        while group := list(itertools.islice(alike, most)):
+            yield group

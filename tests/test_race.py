@@ -1,0 +1,227 @@
+"""The race: which bytes it takes, that each is scored once with enough before it, and what it reports."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import race
+import race_corpus
+import race_protocol
+import race_x_transformers
+from longspan import recipes
+from longspan.config import AdaptiveSpanConfig, DataConfig, RunConfig, SpanConfig, schema
+from longspan.data import prepare
+from longspan.errors import UserError
+from longspan.models import build
+
+CPU = torch.device("cpu")
+TEXT = "".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(2500)).encode()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LONGSPAN_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def nats_of(
+    value: Any, readings: list[race_protocol.Reading], test: np.ndarray, block: int, side_by_side: int = 3
+) -> float:
+    """The sum over what is scored of `value(target, bytes before it in its reading)`."""
+
+    def read(tokens_BT: Tensor, targets_BT: Tensor, seen: int | None) -> tuple[Tensor, int]:
+        assert torch.equal(tokens_BT[:, 1:], targets_BT[:, :-1])
+        start = seen or 0
+        before_T = torch.arange(start + 1, start + 1 + tokens_BT.shape[1])
+        return value(targets_BT, before_T.expand_as(targets_BT)).double(), start + tokens_BT.shape[1]
+
+    before = np.full(2000, 10**9)  # if it were scored, every sum would show it
+    return race_protocol.nats(
+        read, before, test, readings, side_by_side=side_by_side, block_length=block, device=CPU
+    )
+
+
+SMALL, CONTEXT = st.integers(1, 70), st.integers(2, 40)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_bytes=SMALL, context=st.integers(2, 40), lanes=st.integers(1, 9), block=SMALL, warm=st.integers(0, 50)
+)
+def test_every_byte_is_scored_once_with_half_a_context_before_it(
+    num_bytes: int, context: int, lanes: int, block: int, warm: int
+) -> None:
+    test = np.arange(num_bytes)
+    for readings, wanted in (
+        (race_protocol.windows(num_bytes, context), context // 2),
+        (race_protocol.streams(num_bytes, lanes, warm), warm),
+    ):
+        for power in (0, 1, 2):  # how many, which ones, and none twice
+            found = nats_of(lambda target, _, p=power: target.double() ** p, readings, test, block)
+            assert found == sum(n**power for n in range(num_bytes))
+        too_short = nats_of(lambda _, before, w=wanted: before <= w, readings, test, block)
+        assert too_short == 0
+    assert all(reading.length <= context for reading in race_protocol.windows(num_bytes, context))
+
+
+def test_too_little_text_before_the_test_is_said() -> None:
+    with pytest.raises(UserError, match="2,002 bytes must come before the test, not 2,000"):
+        nats_of(lambda target, _: target, race_protocol.streams(4, 1, 2001), np.arange(4), 8)
+
+
+def test_files_come_in_the_order_of_their_paths_and_are_cut_90_5_5(tmp_path: Path, home: Path) -> None:
+    source = tmp_path / "source"
+    (source / "b").mkdir(parents=True)
+    (source / "b" / "first.py").write_bytes(b"B" * 60)
+    (source / "a.py").write_bytes(b"A" * 50)
+    (source / "c.py").write_bytes(b"C" * 500)
+    (source / "a.txt").write_bytes(b"-" * 50)
+    folder = race_corpus.written(source, num_bytes=200)
+    parts = [(folder / f"{split}.txt").read_bytes() for split in ("train", "valid", "test")]
+    assert list(map(len, parts)) == [180, 10, 10]
+    assert b"".join(parts) == b"A" * 50 + b"B" * 60 + b"C" * 90
+    assert race_corpus.written(source, num_bytes=200) == folder
+    assert race_corpus.written(source, num_bytes=300) != folder
+    assert folder.is_relative_to(home)
+
+
+def test_the_test_is_the_first_mebibyte_of_its_part(tmp_path: Path, home: Path) -> None:
+    rng = np.random.default_rng(1)
+    text = rng.bytes(24_000_000)
+    (tmp_path / "text").write_bytes(text)
+    folder = race_corpus.written(tmp_path / "text")
+    assert (folder / "test.txt").read_bytes() == text[22_800_000:][: 1 << 20]
+
+
+def test_splits_that_are_there_are_kept(tmp_path: Path, home: Path) -> None:
+    source = tmp_path / "wiki"
+    source.mkdir()
+    (source / "wiki.train.tokens").write_bytes(b"train" * 100)
+    (source / "valid.txt").write_bytes(b"valid")
+    (source / "test.txt.xz").write_bytes(lzma.compress(b"x" * (1 << 20) + b"y"))
+    folder = race_corpus.written(source, num_bytes=10)
+    assert (folder / "train.txt").read_bytes() == b"train" * 100
+    assert (folder / "valid.txt").read_bytes() == b"valid"
+    assert (folder / "test.txt").read_bytes() == b"x" * (1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"), [("nowhere", "there is no file or folder"), ("empty", "has no files *.py")]
+)
+def test_no_text(tmp_path: Path, home: Path, name: str, complaint: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=complaint.replace("*", "[*]")):
+        race_corpus.written(tmp_path / name)
+
+
+def test_how_far_a_recipe_looks_back() -> None:
+    far = {
+        name: race.look_back(schema.read(RunConfig, recipes.load(name)).model)
+        for name in ("gpt", "flagship", "txl-enwik8", "sha-rnn", "enwik8")
+    }
+    assert far == {"gpt": 1024, "flagship": 8192, "txl-enwik8": 512, "sha-rnn": 5000, "enwik8": 8192}
+
+
+TINY = [
+    *("--training.batch_size=8", "--training.block_length=16", "--training.log_every=5"),
+    *("--training.precision=float32", "--training.compile=false", "--training.rehearsal=1"),
+    *("--model.num_layers=1", "--model.width=16", "--model.num_heads=2", "--model.inner_width=32"),
+]
+
+
+def run(tmp_path: Path, *words: str) -> int:
+    source = tmp_path / "text.py"
+    source.write_bytes(TEXT)
+    options = ["--corpus", str(source), "--seconds", "0.5", "--device", "cpu", "--out", str(tmp_path / "out")]
+    return race.main([*words, *options])
+
+
+def test_a_race(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, "quickstart", *TINY, "--stage.0.learning_rate=0.02", "--model.span.limit=64") == 0
+    assert run(tmp_path, "gpt", *TINY, "--model.context=16", "--seed", "2") == 0
+    printed = capsys.readouterr().out
+    ours, plain = (json.loads(line) for line in printed.splitlines())
+    assert (tmp_path / "out" / "race.jsonl").read_text() == printed
+    assert [ours["name"], plain["name"]] == ["quickstart", "gpt"]
+    assert [ours["seed"], plain["seed"]] == [1, 2]
+    assert [ours["look_back"], plain["look_back"]] == [64, 16]
+    assert [ours["scored_in"], plain["scored_in"]] == ["streams", "windows"]
+    for line in (ours, plain):
+        assert line["bytes"] == line["corpus"]["test_bytes"] == len(TEXT) - len(TEXT) * 95 // 100
+        assert line["bits_per_byte"] == pytest.approx(line["nats"] / math.log(2) / line["bytes"])
+        assert 0.5 <= line["seconds"] < 20.0
+        assert line["tokens"] % (8 * 16) == 0
+        assert line["tokens_per_second"] == pytest.approx(line["tokens"] / line["seconds"])
+        assert line["environment"]["device"] == "cpu"
+    assert ours["bits_per_byte"] < 7.9  # it has learned something
+    assert ours["changed"]["model.span.limit"] == "64"
+    assert ours["spans"]["limit"] == 64
+    assert len(ours["spans"]["mean_of_layers"]) == 1
+    assert "spans" not in plain
+    assert (tmp_path / "out" / "gpt-seed2" / "metrics.jsonl").is_file()
+
+    assert run(tmp_path, "quickstart", *TINY) == 1  # before it trains
+    assert "quickstart-seed1 exists already" in capsys.readouterr().err
+
+
+def test_lanes_that_were_warmed_are_worth_one_long_reading() -> None:
+    torch.manual_seed(1)
+    model = build(AdaptiveSpanConfig(num_layers=1, width=16, num_heads=2, span=SpanConfig(limit=24)), 256)
+    text = np.frombuffer(TEXT, dtype=np.uint8)
+
+    def found(lanes: int, warm: int) -> float:
+        return race_protocol.nats(
+            race._reader(model.eval()),
+            text[:500],
+            text[500:900],
+            race_protocol.streams(400, lanes, warm),
+            side_by_side=4,
+            block_length=32,
+            device=CPU,
+        )
+
+    assert found(7, 24) == pytest.approx(found(1, 24), rel=1e-6)
+    assert found(7, 2) != pytest.approx(found(1, 24), rel=1e-6)
+
+
+def test_the_digest_forgets_place_and_seed_only() -> None:
+    table = recipes.load("gpt")
+
+    def digest(**training: Any) -> str:
+        changed = table | {"training": table["training"] | training}
+        return race._digest(schema.read(RunConfig, changed))
+
+    assert digest() == digest(seed=7) == digest(device="cpu")
+    assert digest() != digest(batch_size=8)
+
+
+@pytest.mark.parametrize("name", ["x-transformers-", "x-transformers-far", "x-transformers-1"])
+def test_x_transformers_needs_a_context(
+    tmp_path: Path, home: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, name) == 1
+    assert f"'{name}' needs a context, as in x-transformers-1024" in capsys.readouterr().err
+
+
+def test_x_transformers(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("x_transformers")
+    monkeypatch.setattr(race_x_transformers, "TOKENS_A_STEP", 128)
+    source = tmp_path / "text.py"
+    source.write_bytes(TEXT)
+    corpus = prepare(DataConfig(corpus=str(race_corpus.written(source))))
+    found = race_x_transformers.run(16, corpus, seconds=0.5, seed=1, device=CPU, dim=32, depth=1, heads=2)
+    assert found["name"] == "x-transformers-16"
+    assert found["tokens"] % 128 == 0
+    assert 0.5 <= found["seconds"] < 20.0
+    assert found["nats"] / math.log(2) / len(corpus.splits["test"]) < 8.0
