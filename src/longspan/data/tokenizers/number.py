@@ -12,7 +12,8 @@ import numpy as np
 from longspan.config import TokenizerConfig
 from longspan.data.corpus import Corpus
 from longspan.data.text import decoded, whole_lines
-from longspan.data.tokenizers.interface import Ids, Tokenizer
+from longspan.data.tokenizers.interface import Ids, Tokenizer, TokenStream
+from longspan.data.tokenizers.word import WordStream
 from longspan.errors import UserError
 
 MOST_DIGITS = 9  # fits into 32 bits
@@ -50,6 +51,9 @@ class NumberTokenizer(Tokenizer):
 
     def pieces(self) -> list[bytes]:
         return [b"%d " % token for token in range(self._size)]
+
+    def stream(self) -> TokenStream:
+        return WordStream([str(token) for token in range(self._size)])
 
     def settings(self) -> dict[str, Any]:
         return {"vocabulary_size": self._size}
