@@ -23,6 +23,7 @@ from longspan.search import Searching, read_findings
 from longspan.training import Interrupted, resume, train
 
 from ..training.runs import Signals, metrics, outcome
+from ..training.test_recipes_run import scaled_down, short_text
 from ..training.test_resume import Dies
 from .searches import search_config
 
@@ -46,6 +47,19 @@ def test_a_killed_search_resumes_exactly(text: Path, uninterrupted: Path, tmp_pa
     resume(run, method=Searching)
     assert saved(run, "optimizer.blocks.0.logits_K.exp_avg").count_nonzero() == 3
     assert whole_outcome(run) == whole_outcome(uninterrupted)
+
+
+def test_the_recipe_scaled_down_learns_and_a_stop_changes_nothing(tmp_path: Path) -> None:
+    config = scaled_down("wikitext2-par-search", short_text(tmp_path))
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train(config, whole, method=Searching)
+    losses = [line["loss"] for line in metrics(whole) if line["kind"] == "train"]
+    assert len(losses) == 10
+    assert losses[-1] < 0.9 * losses[0]
+    with pytest.raises(Interrupted):
+        train(config, stopped, reporter=Signals("step 6 ", signal.SIGINT), method=Searching)
+    resume(stopped, method=Searching)
+    assert whole_outcome(stopped) == whole_outcome(whole)
 
 
 @pytest.mark.parametrize(("sampling", "cost"), [("straight-through", "flops"), ("soft", "latency")])
