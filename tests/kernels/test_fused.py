@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -179,6 +180,17 @@ def test_kernels_equal_plain_torch(case: Case, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_kernels_equal_plain_torch_whatever_is_asked(seed: int, dtype: torch.dtype) -> None:
     check(drawn(seed), dtype)
+
+
+def test_windows_that_follow_spans() -> None:
+    """With the window of a whole group a head visits only what its span needs, as if it were given that."""
+    case = Case(windows=((112, 112),), reaches=(112,), block=40, positions="shared", spans=(5.0, 60.5))
+    own = replace(case, windows=((16, 80),))  # span, ramp of 4 and one more, in steps of 16
+    torch.manual_seed(0)
+    tensors = tensors_of(case, torch.float32, DEVICE)
+    found = with_gradients(together(fused.span_attention, case, tensors, windows_follow_spans=True), tensors)
+    expected = with_gradients(together(fused.span_attention, own, tensors), tensors)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_tiny_mass_inside_the_span_shows_the_epsilon() -> None:

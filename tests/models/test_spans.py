@@ -16,12 +16,18 @@ from longspan.models.windows import with_frozen_spans
 MODERN = ModernConfig(num_layers=2, width=8, num_heads=2, inner_width=12, span=SpanConfig(limit=40, ramp=3))
 
 
+def test_sizes_are_rounded_up_to_steps_that_grow() -> None:
+    assert [rounded_up(length) for length in (1, 16, 17, 240, 256)] == [16, 16, 32, 240, 256]
+    assert [rounded_up(length) for length in (257, 513, 5033, 8192)] == [288, 576, 5120, 8192]
+    assert all(length <= rounded_up(length) < length + max(16, length / 8) for length in range(1, 9000))
+
+
 class TestStarts:
     def test_in_geometric_steps(self) -> None:
         span = LearnedSpan(SpanConfig(limit=1000, ramp=1, start=0.01, start_longest=0.64), 4)
         torch.testing.assert_close(span.fraction_H.detach(), torch.tensor([0.01, 0.04, 0.16, 0.64]))
         assert span.sizes_H().tolist() == [11, 41, 161, 641]
-        assert span.windows == (16, 48, 176, 656)  # the sizes follow before the first update
+        assert span.windows == (16, 48, 176, 704)  # the sizes follow before the first update
 
     def test_all_alike(self) -> None:
         assert LearnedSpan(SpanConfig(start=0.25), 3).fraction_H.tolist() == [0.25] * 3

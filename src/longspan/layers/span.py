@@ -21,7 +21,7 @@ TRIM = 64
 """The original cuts attention and memory in multiples of this many positions."""
 
 WINDOW_STEP = 16
-"""Windows are rounded up to a multiple of this, so that shapes change rarely while spans move."""
+"""Short windows are rounded up to a multiple of this; see `rounded_up`."""
 
 
 class Span(nn.Module, ABC):
@@ -29,6 +29,8 @@ class Span(nn.Module, ABC):
 
     ramp: int = 1
     renormalise: bool = True
+    windows_follow_spans: bool = False
+    """Whether a head's window may be cut to what its span lets through."""
 
     @abstractmethod
     def windows_for(self, block: int) -> tuple[int, ...]:
@@ -109,6 +111,7 @@ class LearnedSpan(Span):
         self.penalty_weight = config.penalty
         self._full_memory = config.memory == "full"
         self._over_layer = config.softmax_over == "layer"
+        self.windows_follow_spans = not self._over_layer
         self._num_heads = num_heads
         starts = _starts(config, num_heads)
         self.fraction_H = nn.Parameter(torch.tensor(starts if config.per == "head" else starts[:1]))
@@ -156,16 +159,24 @@ class LearnedSpan(Span):
         longest = min(self.limit, math.ceil(max(fractions) * self.limit) + self.ramp)
         trimmed = TRIM * (min(self.limit - 1, self.limit - longest) // TRIM)
         layer_window = self.limit - trimmed
-        self._memory_length = self.limit if self._full_memory else min(self.limit, layer_window + TRIM)
+        memory_length = layer_window + TRIM
         if self._over_layer:
             self._windows = (layer_window,) * len(fractions)
         else:
             self._windows = tuple(self._own_window(fraction) for fraction in fractions)
+            memory_length = rounded_up(memory_length)
+        self._memory_length = self.limit if self._full_memory else min(self.limit, memory_length)
 
     def _own_window(self, fraction: float) -> int:
         # One beyond the last visible position: the mask is 0 there but may still pass a gradient.
         seen = math.ceil(fraction * self.limit) + self.ramp + 1
-        return min(self.limit, WINDOW_STEP * math.ceil(seen / WINDOW_STEP))
+        return min(self.limit, rounded_up(seen))
+
+
+def rounded_up(length: int) -> int:
+    """To one of 8 steps between powers of two, or by 16 below 256: shapes change rarely while spans move."""
+    step = max(WINDOW_STEP, 2 ** ((length - 1).bit_length() - 4))
+    return step * math.ceil(length / step)
 
 
 def clamp_and_read(spans: Sequence[LearnedSpan]) -> None:

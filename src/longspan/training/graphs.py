@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from longspan.models.interface import LanguageModel
 from longspan.state import State
 
-STEADY = 3  # steps of one key before it is worth a recording
+STEADY = 2  # steps of one key before it is worth a recording
 
 
 class RecordedModel:

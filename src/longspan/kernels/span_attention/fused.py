@@ -60,6 +60,7 @@ class Options(NamedTuple):
     renormalise: bool
     first_distance: int
     dropout: float
+    windows_follow_spans: bool
 
 
 @lru_cache(maxsize=512)
@@ -99,6 +100,7 @@ def span_attention(
     renormalise: bool = True,
     first_distance: int = 1,
     dropout: float = 0.0,
+    windows_follow_spans: bool = False,
 ) -> Tensor:
     """As the door in the package describes it, [B, H, T, K]."""
     batch, _, block, _ = q_BHTK.shape
@@ -120,7 +122,7 @@ def span_attention(
             None if spans_H is None else spans_H.float(),
             filled_B,
             layout,
-            Options(ramp, renormalise, first_distance, dropout),
+            Options(ramp, renormalise, first_distance, dropout, windows_follow_spans),
         )
     return out
 
@@ -325,6 +327,7 @@ def _constants(
         "HAS_POSITIONS": position_keys is not None,
         "HAS_SPANS": spans_H is not None,
         "RENORMALISE": options.renormalise,
+        "FOLLOWS": options.windows_follow_spans and spans_H is not None,
         "HAS_FILLED": filled_B is not None,
         "HAS_DROPOUT": options.dropout > 0,
         "PRECISION": "ieee" if q_BHTK.dtype == torch.float32 else "tf32",

@@ -106,6 +106,12 @@ def _seen(t, j, window, filled, T, FIRST: tl.constexpr, HAS_FILLED: tl.constexpr
 
 
 @triton.jit
+def _own_window(edge, FIRST: tl.constexpr):
+    """How many distances reach just beyond the soft edge of a span, in steps of 16 as on the host."""
+    return (tl.math.ceil(edge).to(tl.int32) - FIRST + 1 + 15) // 16 * 16
+
+
+@triton.jit
 def _farthest_inside(edge, ramp, window, FIRST: tl.constexpr, HAS_SPANS: tl.constexpr):
     """The largest distance at which the mask is above its corner, or which the window holds."""
     if HAS_SPANS:
@@ -172,7 +178,7 @@ def forward_kernel(
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t,
     B, H, T, P, ramp, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
     HAS_SLOTS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1) % B
@@ -182,6 +188,8 @@ def forward_kernel(
     window = tl.load(table).to(tl.int32)
     reach = tl.load(table + 1).to(tl.int32)
     edge = tl.load(SPANS + h) + (FIRST + ramp) if HAS_SPANS else 0.0
+    if FOLLOWS:
+        window = tl.minimum(window, _own_window(edge, FIRST))
     filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else reach
     seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
 
@@ -329,7 +337,7 @@ def query_gradient_kernel(
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, do_b, do_h, do_t, dq_b, dq_h, dq_t,
     B, H, T, P, ramp, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
     HAS_SLOTS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries: their gradient, that of their rows of R, and their part of the span's.
@@ -343,6 +351,8 @@ def query_gradient_kernel(
     window = tl.load(table).to(tl.int32)
     reach = tl.load(table + 1).to(tl.int32)
     edge = tl.load(SPANS + h) + (FIRST + ramp) if HAS_SPANS else 0.0
+    if FOLLOWS:
+        window = tl.minimum(window, _own_window(edge, FIRST))
     filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else reach
     seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
 
@@ -468,7 +478,7 @@ def key_gradient_kernel(
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
     B, H, T, ramp, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
     HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A tile of keys, of the block or of the past: the gradients of keys and values."""
@@ -477,6 +487,9 @@ def key_gradient_kernel(
     table = HEADS + h * 8
     window = tl.load(table).to(tl.int32)
     reach = tl.load(table + 1).to(tl.int32)
+    edge = tl.load(SPANS + h) + (FIRST + ramp) if HAS_SPANS else 0.0
+    if FOLLOWS:
+        window = tl.minimum(window, _own_window(edge, FIRST))
     # The block's tiles come first, then those of the past, backwards: as many as the head has.
     tiles = tl.cdiv(T, BN)
     number = tl.program_id(0)
@@ -493,7 +506,6 @@ def key_gradient_kernel(
             past = b * tl.load(table + 4) * WIDTH + reach * k_row
             past_k, past_v = past + tl.load(table + 2) * WIDTH, past + tl.load(table + 3) * WIDTH
             k_base, v_base, dk_base, dv_base = PAST + past_k, PAST + past_v, DPAST + past_k, DPAST + past_v
-        edge = tl.load(SPANS + h) + (FIRST + ramp) if HAS_SPANS else 0.0
         filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else reach
         seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
         r_base, r_step = R, 1
