@@ -130,6 +130,15 @@ def test_projections_that_a_short_list_leaves_out_are_not_tied(tmp_path):
     assert model.get_parameter("head.projections.2").equal(made.tensors["crit.out_projs.2"])
 
 
+def test_a_projection_tells_of_a_division_that_no_cluster_shows(tmp_path):
+    made = Original.of("txl_basic")
+    made.tensors["word_emb.emb_projs.0"], made.tensors["crit.out_projs.0"] = torch.randn(2, 32, 32)
+    path = made.save(tmp_path / "c.pt")
+    found, expected = (load_original(path, kind=made.kind, config=o) for o in ({}, {"div_val": 4}))
+    x = torch.arange(9)[None]
+    assert found(x, found.initial_state(1))[0].equal(expected(x, expected.initial_state(1))[0])
+
+
 @pytest.mark.parametrize("case", test_fairseq_golden.CASES)
 def test_options_of_fairseq_are_given_or_lie_in_the_file_or_follow_from_shapes(tmp_path, case):
     made = Original.of(case)

@@ -93,6 +93,8 @@ class TransformerXL(Translation):
         shapes = cluster_shapes(tensors, TABLES)
         cutoffs = tuple(options["cutoffs"]) if "cutoffs" in options else _cutoffs(tensors, shapes)
         factor = options.get("div_val", division([width for _, width in shapes]))
+        if "div_val" not in options and len(shapes) == 1 and _square(tensors):
+            factor = 2  # or any other above 1: only then there is such a projection, of a single cluster here
         tables, projections = _tied_tables(cutoffs, factor), _tied_projections(cutoffs, factor)
         ties = options.get("tie_projs", [equal(tensors, dict([pair])) for pair in projections.items()])
         return XLVocabularyConfig(
@@ -177,6 +179,12 @@ def _head(config: TransformerXLConfig, vocabulary_size: int) -> Table:
 
 def _projected(config: TransformerXLConfig) -> bool:
     return config.vocabulary.division > 1 or config.vocabulary.table_width not in (None, config.width)
+
+
+def _square(tensors: Tensors) -> bool:
+    """Whether the embedding is as wide as the model, and projected nevertheless."""
+    projection = "word_emb.emb_projs.0"
+    return projection in tensors and len(set(tensors[projection].shape)) == 1
 
 
 def _is_tied(vocabulary: XLVocabularyConfig, cluster: int) -> bool:
