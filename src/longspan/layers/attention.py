@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from longspan.kernels.linear import FEW
 from longspan.kernels.span_attention import head_groups, span_attention
 from longspan.layers.block import Block
 from longspan.layers.dropout import dropout
 from longspan.layers.head_rows import of_heads
+from longspan.layers.linear import Linear
 from longspan.layers.positions import Positions
 from longspan.layers.query_key_norm import QueryKeyNorm
 from longspan.layers.slots import PersistentSlots
@@ -67,10 +69,10 @@ class Attention(Block):
         self.num_heads = num_heads
         self.head_width = head_width or width // num_heads
         inner_width = num_heads * self.head_width
-        self.query = nn.Linear(width, inner_width, bias=False)
-        self.key = nn.Linear(width, inner_width, bias=False)
-        self.value = nn.Linear(width, inner_width, bias=False)
-        self.out = nn.Linear(inner_width, width, bias=False)
+        self.query = Linear(width, inner_width, bias=False)
+        self.key = Linear(width, inner_width, bias=False)
+        self.value = Linear(width, inner_width, bias=False)
+        self.out = Linear(inner_width, width, bias=False)
         self.norm = norm(width)
         self.query_key_norm = QueryKeyNorm(num_heads) if query_key_norm else None
         self.span = span
@@ -105,9 +107,8 @@ class Attention(Block):
         windows = self.span.windows_for(h_BTD.shape[1])
         groups = head_groups(windows)
         order = [head for heads in groups for head in heads]
-        weight = torch.cat([self._rows(layer.weight, order) for layer in (self.query, self.key, self.value)])
-        qkv_BTXHK = torch.unflatten(F.linear(x_BTD, weight), -1, (3, self.num_heads, self.head_width))
-        q_BTHK, k_BTHK, v_BTHK = qkv_BTXHK.unbind(2)
+        few = h_BTD.shape[0] * h_BTD.shape[1] <= FEW  # then queries, keys and values are ordered, not weights
+        q_BTHK, k_BTHK, v_BTHK = self._projected(x_BTD, order, few)
         if self.query_key_norm is not None:
             q_BTHK = self.query_key_norm.queries(q_BTHK, order)
         q_BTHK, k_BTHK = self._placed(q_BTHK, state), self._keys(k_BTHK, state)
@@ -132,14 +133,14 @@ class Attention(Block):
             renormalise=self.span.renormalise,
             dropout=self.dropout if self.training else 0.0,
         )
-        merged_BTD = attended_BHTK.transpose(1, 2).flatten(2)
-        out_BTD = F.linear(merged_BTD, self._rows(self.out.weight.mT, order).mT)
+        out_BTD = self._merged(attended_BHTK.transpose(1, 2), order, few)
         if "past" in state:
             new = _packed(k_BTHK, v_BTHK, [len(heads) for heads in groups])
             remembered: dict[str, State | Tensor] = {"past": _numbered(map(self._append, past, new, reaches))}
         elif self.keeps_keys:
-            places = sorted(range(self.num_heads), key=order.__getitem__)
-            new_BTXK = torch.cat([of_heads(x_BTHK, places, dim=2) for x_BTHK in (k_BTHK, v_BTHK)], dim=2)
+            new_BTXK = torch.cat(
+                [of_heads(x_BTHK, _places(order), dim=2) for x_BTHK in (k_BTHK, v_BTHK)], dim=2
+            )
             remembered = {"memory": self._append(state.tensor("memory"), new_BTXK)}
         else:
             # Of what is only projected again, no more needs to be kept than the projection reads.
@@ -147,6 +148,21 @@ class Attention(Block):
             remembered = {"memory": self._append(state.tensor("memory"), new_BTD)}
         after = State(remembered | self._count(state, new_tokens=h_BTD.shape[1]))
         return self._joined(h_BTD, out_BTD), after
+
+    def _projected(self, x_BTD: Tensor, order: list[int], few: bool) -> list[Tensor]:
+        """Queries, keys and values of the heads in this order, each [B, T, H, K]."""
+        layers, per_head = (self.query, self.key, self.value), (self.num_heads, self.head_width)
+        if few:
+            projected = [torch.unflatten(layer(x_BTD), -1, per_head) for layer in layers]
+            return [of_heads(x_BTHK, order, dim=2) for x_BTHK in projected]
+        weight = torch.cat([self._rows(layer.weight, order) for layer in layers])
+        return list(torch.unflatten(F.linear(x_BTD, weight), -1, (3, *per_head)).unbind(2))
+
+    def _merged(self, attended_BTHK: Tensor, order: list[int], few: bool) -> Tensor:
+        """Wo times what heads in this order have found."""
+        if few:
+            return self.out(of_heads(attended_BTHK, _places(order), dim=2).flatten(2))
+        return F.linear(attended_BTHK.flatten(2), self._rows(self.out.weight.mT, order).mT)
 
     def _joined(self, h_BTD: Tensor, out_BTD: Tensor) -> Tensor:
         """The residual stream with what attention adds to it."""
@@ -230,6 +246,11 @@ class Attention(Block):
 def _last(x_BMX: Tensor, rows: int) -> Tensor:
     """The last so many rows, or all if there are fewer; none at all for 0."""
     return x_BMX[:, max(0, x_BMX.shape[1] - rows) :]
+
+
+def _places(order: list[int]) -> list[int]:
+    """Where every head stands in this order."""
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def _packed(k_BTHK: Tensor, v_BTHK: Tensor, sizes: list[int]) -> list[Tensor]:

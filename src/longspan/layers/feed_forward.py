@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from longspan.layers.block import Block
 from longspan.layers.dropout import dropout
+from longspan.layers.linear import Linear
 from longspan.state import State
 
 
@@ -33,9 +34,9 @@ class FeedForward(Block):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        self.expand = nn.Linear(width, inner_width, bias=bias)
-        self.gate = nn.Linear(width, inner_width, bias=bias) if gated else None
-        self.contract = nn.Linear(inner_width, width, bias=bias)
+        self.expand = Linear(width, inner_width, bias=bias)
+        self.gate = Linear(width, inner_width, bias=bias) if gated else None
+        self.contract = Linear(inner_width, width, bias=bias)
         self.norm = norm(width)
         self.activation = activation
         self.dropout = dropout

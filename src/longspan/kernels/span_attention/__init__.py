@@ -19,8 +19,9 @@ except for the share that the 1e-8 gets: so heads may be grouped, and each group
 Not renormalised, a longer window leaves less for the span.
 
 `reference.py` is the specification, in loops; `eager.py` is the path in plain torch, for heads that share a
-window; `fused.py` runs all heads at once on a GPU; `padded.py` is the original's way, for comparison. A block
-that is a whole text, seen by all heads without spans, goes to torch's own attention.
+window; `single.py` is that for one query per text, in decoding; `fused.py` runs all heads at once on a GPU;
+`padded.py` is the original's way, for comparison. A block that is a whole text, seen by all heads without
+spans, goes to torch's own attention.
 `span_attention` is the one door to them, and `forced` holds it to one.
 
 Shapes: B batch, T block, M memory, S = M + T keys, H heads, G heads of a group, X = 2G, K head width,
@@ -41,7 +42,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from longspan.kernels.span_attention import eager, padded
+from longspan.kernels.span_attention import eager, padded, single
 from longspan.kernels.span_attention.mask import soft_mask
 
 SHORT = 128
@@ -122,6 +123,22 @@ def span_attention(
             renormalise=renormalise,
             first_distance=first_distance,
             dropout=dropout,
+        )
+    if q_BHTK.shape[2] == 1 and dropout == 0 and _forced.get() is None and not torch.is_grad_enabled():
+        return single.span_attention(
+            q_BHTK,
+            k_BHTK,
+            v_BHTK,
+            past=past,
+            windows=windows,
+            position_keys=position_keys,
+            position_q=position_q,
+            filled_B=filled_B,
+            slots=slots,
+            spans_H=spans_H,
+            ramp=ramp,
+            renormalise=renormalise,
+            first_distance=first_distance,
         )
     out, start = [], 0
     for kv_BMXK in past:

@@ -1,0 +1,103 @@
+"""Decoding speed on the CPU, against the time it takes to read the weights once.
+
+    python benchmarks/decode.py [--threads N] [--batch N] [--rounds N] [--json FILE]
+
+The model is that of recipe enwik8 (38M parameters, float32) with spans as training leaves them. A step reads
+one token of every text and gives the probabilities of the next. The floor is the sum of every parameter, each
+tensor in one pass. Step and floor are timed in turns and the fastest of each is reported: on a machine that
+does other things too, that is the time nobody disturbed. First steps have to agree with reading a block.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from longspan import recipes
+from longspan.bench.spans import set_profile
+from longspan.config import RunConfig, schema
+from longspan.models import LanguageModel, build
+from longspan.runs.environment import environment
+from longspan.state import State
+
+VOCABULARY, PROMPT, AGREEMENT = 205, 512, 64
+
+
+def make_model() -> LanguageModel:
+    torch.manual_seed(0)
+    model = build(schema.read(RunConfig, recipes.load("enwik8")).model, VOCABULARY).eval()
+    set_profile(model, "enwik8")
+    return model
+
+
+def check_agreement(model: LanguageModel, state: State, batch: int) -> float:
+    """The largest difference of a log-probability, token by token against one block."""
+    tokens_BT = torch.randint(VOCABULARY, (batch, AGREEMENT))
+    block_BTV, _ = model.log_probs(tokens_BT, state)
+    decoding, steps = model.decoding_state(state), []
+    for token_BT in tokens_BT.split(1, dim=1):
+        log_probs_BTV, decoding = model.log_probs(token_BT, decoding)
+        steps.append(log_probs_BTV)
+    difference = float((torch.cat(steps, dim=1) - block_BTV).abs().max())
+    if difference > 1e-4:
+        raise SystemExit(f"steps and block differ by {difference}: no speed of a wrong result is reported")
+    return difference
+
+
+def seconds(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Decoding speed on the CPU")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+
+    model = make_model()
+    parameters = list(model.parameters())
+    _, state = model(torch.randint(VOCABULARY, (args.batch, PROMPT)), model.initial_state(args.batch))
+    difference = check_agreement(model, state, args.batch)
+    decoding = model.decoding_state(state)
+    token_BT = torch.zeros(args.batch, 1, dtype=torch.long)
+
+    def step() -> None:
+        nonlocal decoding
+        _, decoding = model.log_probs(token_BT, decoding)
+
+    def read() -> None:
+        for parameter in parameters:
+            parameter.sum()
+
+    floor_s = step_s = math.inf
+    for _ in range(args.rounds):
+        floor_s, step_s = min(floor_s, seconds(read)), min(step_s, seconds(step))
+    figures = {
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "threads": args.threads,
+        "batch": args.batch,
+        "largest_difference": difference,
+        "floor_ms": 1e3 * floor_s,
+        "step_ms": 1e3 * step_s,
+        "ratio": step_s / floor_s,
+        "tokens_per_second": args.batch / step_s,
+    }
+    print(json.dumps(figures, indent=2))
+    if args.json:
+        args.json.write_text(json.dumps(figures | {"environment": environment()}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
