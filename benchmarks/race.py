@@ -75,10 +75,7 @@ def race(args: argparse.Namespace, overrides: list[tuple[str, str]]) -> None:
 def _entrant(name: str, overrides: list[tuple[str, str]], args: argparse.Namespace) -> RunConfig | int:
     """A recipe, or the context of x-transformers; mistakes show before anybody has started."""
     if name.startswith(race_x_transformers.PREFIX):
-        context = name.removeprefix(race_x_transformers.PREFIX)
-        if not context.isdecimal() or int(context) < 2:
-            raise UserError(f"'{name}' needs a context, as in {race_x_transformers.PREFIX}1024")
-        return int(context)
+        return race_x_transformers.context_of(name)
     config = _config(name, overrides, args)
     if args.out is not None and (logs := _logs(config, args.out)).exists():
         raise UserError(f"{logs} exists already: give another --out, --seed or --name=NAME")

@@ -6,6 +6,7 @@ step from random places, and the optimizer, rate and schedule of recipe gpt. Sha
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from typing import Any
 
@@ -28,11 +29,19 @@ SIZE = {"dim": 512, "depth": 12, "heads": 8}
 RATE = {"learning_rate": 1e-3, "warmup_steps": 200, "schedule": "cosine", "final_fraction": 0.1}
 
 
+def context_of(name: str) -> int:
+    """The context that an entrant asks for."""
+    context = name.removeprefix(PREFIX)
+    if not context.isdecimal() or int(context) < 2:
+        raise UserError(f"'{name}' needs a context, as in {PREFIX}1024")
+    if importlib.util.find_spec("x_transformers") is None:
+        raise UserError(f"{name} needs x-transformers: pip install x-transformers")
+    return int(context)
+
+
 def build(context: int, **size: int) -> torch.nn.Module:
-    try:
-        from x_transformers import Decoder, TransformerWrapper
-    except ImportError:
-        raise UserError("x-transformers is not installed: pip install x-transformers") from None
+    from x_transformers import Decoder, TransformerWrapper
+
     layers = Decoder(
         **size, ff_mult=3, rotary_pos_emb=True, ff_glu=True, attn_flash=True, use_rmsnorm=True
     )  # 3 instead of 4: a gated layer has three matrices
