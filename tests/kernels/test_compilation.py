@@ -36,7 +36,7 @@ def compile_kernel(name: str, *, everything: bool) -> int:
     constants |= {"PRECISION": "tf32", "RENORMALISE": True}
     signature, values = {}, {}
     for place, argument in enumerate(kernel.arg_names):
-        if argument in constants or argument.startswith(("HAS_", "FOLLOWS")):
+        if argument in constants or argument.startswith(("HAS_", "FOLLOWS", "WHOLE_SLOTS")):
             signature[argument] = "constexpr"
             values[(place,)] = constants.get(argument, everything)
         elif argument.isupper() and argument not in SIZES:

@@ -87,6 +87,7 @@ CASES = {
         windows=((160,),), reaches=(130,), block=70, batch=1, first_distance=0, filled=(100,)
     ),
     "slots": Case(windows=((9, 30),), reaches=(30,), positions="shared", num_slots=40),
+    "slots that fill their tiles": Case(windows=((9, 30),), reaches=(30,), num_slots=64, spans=(2.0, 20.5)),
     "slots and spans": Case(
         windows=((9,), (40,)), reaches=(9, 40), positions="shared", num_slots=3, spans=(2.0, 33.3)
     ),

@@ -163,7 +163,8 @@ class _SpanAttention(torch.autograd.Function):
             batch, heads, block, 0 if slot_k_HPK is None else slot_k_HPK.shape[1],
             **_numbers(width, options),
             **_constants(q_BHTK, position_keys, spans_H, filled_B, options),
-            HAS_SLOTS=slot_k_HPK is not None, FIRST=options.first_distance, **tile,
+            HAS_SLOTS=slot_k_HPK is not None, WHOLE_SLOTS=_whole_tiles(slot_k_HPK, tile),
+            FIRST=options.first_distance, **tile,
         )  # fmt: skip
         ctx.save_for_backward(
             q_BHTK, k_BHTK, v_BHTK, past, position_q, position_keys, slot_k_HPK, slot_v_HPK, spans_H,
@@ -196,7 +197,8 @@ class _SpanAttention(torch.autograd.Function):
             lse_BHT, inner_BHT, layout.heads, spans_H, filled_B, seed, dq_BHTK, dtable, dspans,
             *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK, dout_BHTK, dq_BHTK),
             batch, heads, block, num_slots, **numbers, **constants, **tile,
-            HAS_SLOTS=num_slots > 0, FIRST=options.first_distance,
+            HAS_SLOTS=num_slots > 0, WHOLE_SLOTS=_whole_tiles(slot_k_HPK, tile),
+            FIRST=options.first_distance,
         )  # fmt: skip
         tile = _tiles("keys", q_BHTK)
         key_tiles = triton.cdiv(block, tile["BN"]) + triton.cdiv(layout.longest_reach, tile["BN"])
@@ -332,6 +334,11 @@ def _constants(
         "HAS_DROPOUT": options.dropout > 0,
         "PRECISION": "ieee" if q_BHTK.dtype == torch.float32 else "tf32",
     }
+
+
+def _whole_tiles(slot_k_HPK: Tensor | None, tile: dict[str, int]) -> bool:
+    """Whether the slots fill their tiles."""
+    return slot_k_HPK is not None and slot_k_HPK.shape[1] % tile["BN"] == 0
 
 
 def _tiles(kernel: str, q_BHTK: Tensor) -> dict[str, int]:

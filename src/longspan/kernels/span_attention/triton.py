@@ -179,7 +179,8 @@ def forward_kernel(
     B, H, T, P, ramp, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
-    HAS_SLOTS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_SLOTS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr, WHOLE_SLOTS: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1) % B
     h = H - 1 - tl.program_id(1) // B  # heads are sorted by window: the longest begin first
@@ -248,18 +249,20 @@ def forward_kernel(
     if HAS_SLOTS:
         for p0 in range(0, P, BN):
             p = p0 + tl.arange(0, BN)
-            k = _rows(SLOT_K, h * P + p, WIDTH, p < P, WIDTH, BK, False)
+            k = _rows(SLOT_K, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_SLOTS)
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            s = tl.where((p < P)[None, :], s, float("-inf"))
+            if not WHOLE_SLOTS:
+                s = tl.where((p < P)[None, :], s, float("-inf"))
             new_top = tl.maximum(top, tl.max(s, 1))
             base = new_top * (scale * LOG2E)
             shrink = tl.exp2(top * (scale * LOG2E) - base)
             e = tl.exp2(s * (scale * LOG2E) - base[:, None])
-            z = z * shrink + tl.sum(e, 1)
-            y = y * shrink + tl.sum(e, 1)
+            sum_e = tl.sum(e, 1)
+            z = z * shrink + sum_e
+            y = y * shrink + sum_e
             if HAS_DROPOUT:
                 e = tl.where(_kept(row_key, p + SLOTS, threshold), e, 0.0)
-            v = _rows(SLOT_V, h * P + p, WIDTH, p < P, WIDTH, BK, False)
+            v = _rows(SLOT_V, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_SLOTS)
             acc = acc * shrink[:, None] + tl.dot(e.to(v.dtype), v, input_precision=PRECISION)
             top = new_top
 
@@ -338,7 +341,8 @@ def query_gradient_kernel(
     B, H, T, P, ramp, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
-    HAS_SLOTS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_SLOTS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr, WHOLE_SLOTS: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries: their gradient, that of their rows of R, and their part of the span's.
 
@@ -414,10 +418,12 @@ def query_gradient_kernel(
     if HAS_SLOTS:
         for p0 in range(0, P, BN):
             p = p0 + tl.arange(0, BN)
-            k = _rows(SLOT_K, h * P + p, WIDTH, p < P, WIDTH, BK, False)
-            v = _rows(SLOT_V, h * P + p, WIDTH, p < P, WIDTH, BK, False)
+            k = _rows(SLOT_K, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_SLOTS)
+            v = _rows(SLOT_V, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_SLOTS)
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            share = tl.where((p < P)[None, :], tl.exp2(s * (scale * LOG2E) - lse[:, None]), 0.0)
+            share = tl.exp2(s * (scale * LOG2E) - lse[:, None])
+            if not WHOLE_SLOTS:
+                share = tl.where((p < P)[None, :], share, 0.0)
             dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
             if HAS_DROPOUT:
                 dw = tl.where(_kept(row_key, p + SLOTS, threshold), dw * keep_scale, 0.0)
@@ -578,16 +584,18 @@ def slot_gradient_kernel(
             lse = tl.load(LSE + row, mask=t < T, other=0.0)
             inner = tl.load(INNER + row, mask=t < T, other=0.0)
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            seen = (p < P)[None, :] & (t < T)[:, None]
-            share = tl.where(seen, tl.exp2(s * (scale * LOG2E) - lse[:, None]), 0.0)
+            # Queries beyond the block are zeros and add nothing; slots beyond the last are not stored.
+            share = tl.exp2(s * (scale * LOG2E) - lse[:, None])
             dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
             w = share
             if HAS_DROPOUT:
                 kept = _kept(row_key, p + SLOTS, threshold)
                 dw = tl.where(kept, dw * keep_scale, 0.0)
-                w = tl.where(kept, w * keep_scale, 0.0)
+                w = tl.where(kept, w, 0.0)
             ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
             dv += tl.dot(tl.trans(w.to(dout.dtype)), dout, input_precision=PRECISION)
             dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION)
+    if HAS_DROPOUT:
+        dv *= keep_scale
     _store_rows(DSLOT_K, part * H * P + slot, WIDTH, p < P, dk * scale, WIDTH, BK)
     _store_rows(DSLOT_V, part * H * P + slot, WIDTH, p < P, dv, WIDTH, BK)
