@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from longspan.config import ModernConfig, ShaRnnConfig, StageConfig
+from longspan.config import AdaptiveSpanConfig, ModernConfig, ShaRnnConfig, StageConfig
 from longspan.errors import UserError
 from longspan.models import build
 from longspan.optim import (
@@ -245,6 +245,17 @@ class TestBuild:
         assert {g["lr"] for g in muon.param_groups} == {0.01}
         assert {g["lr"] for g in adamw.param_groups} == {0.0005}
         assert all(g["momentum"] == 0.95 for g in muon.param_groups)
+
+    @pytest.mark.parametrize("kind", ["adagrad", "adamw", "muon", "lamb", "sgd"])
+    def test_spans_can_have_a_rate_of_their_own(self, kind: Any) -> None:
+        model = build(AdaptiveSpanConfig(num_layers=1, width=8, num_heads=2, inner_width=8), 5)
+        optimizers = build_optimizers(
+            model, stage(optimizer=kind, learning_rate=0.1, span_learning_rate=0.002)
+        )
+        names = {id(p): n for n, p in model.named_parameters()}
+        peaks = {names[id(p)]: g["peak"] for o in optimizers for g in o.param_groups for p in g["params"]}
+        assert peaks.keys() == set(names.values())
+        assert {n for n, peak in peaks.items() if peak == 0.002} == {"blocks.0.span.fraction_H"}
 
     @pytest.mark.parametrize(("kind", "momentum"), [("muon", 0.95), ("sgd", 0.0)])
     def test_momentum_that_is_not_given(self, kind: Any, momentum: float) -> None:

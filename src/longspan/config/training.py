@@ -60,6 +60,9 @@ class StageConfig:
     adamw_learning_rate: float | None = option(
         None, help="with muon: the rate of everything muon does not move (default: the same rate)"
     )
+    span_learning_rate: float | None = option(
+        None, help="the rate of learned spans, in parts of their limit (default: as for other vectors)"
+    )
     max_seconds: float | None = option(
         None, help="end the stage after this much training time; schedules that end with it run over the time"
     )
@@ -69,7 +72,14 @@ class StageConfig:
             raise ValueError("steps must be at least 1")
         if self.max_seconds is not None and not self.max_seconds > 0:
             raise ValueError("max_seconds must be above 0")
-        for name in ("learning_rate", "adamw_learning_rate", "warmup_steps", "clip_norm", "weight_decay"):
+        for name in (
+            "learning_rate",
+            "adamw_learning_rate",
+            "span_learning_rate",
+            "warmup_steps",
+            "clip_norm",
+            "weight_decay",
+        ):
             if not (getattr(self, name) or 0) >= 0:
                 raise ValueError(f"{name} must not be negative")
         for name in ("momentum", "beta1", "beta2"):

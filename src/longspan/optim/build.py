@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from longspan.config import StageConfig
 from longspan.errors import UserError
+from longspan.layers.span import LearnedSpan
 from longspan.models.interface import LanguageModel
 from longspan.optim.adagrad import Adagrad
 from longspan.optim.lamb import Lamb
@@ -29,9 +30,15 @@ def build_optimizers(
     """
     rate = stage.learning_rate
     elsewhere = {id(p) for p in without}
+    apart: list[dict[str, Any]] = []
+    if stage.span_learning_rate is not None:
+        spans = [p for p in _span_parameters(model) if id(p) not in elsewhere]
+        apart = _group(spans, stage.span_learning_rate)
+        elsewhere |= {id(p) for p in spans}
     every = [p for p in model.parameters() if p.requires_grad and id(p) not in elsewhere]
     if stage.optimizer == "adagrad":
-        return [Adagrad([{"params": every, "peak": rate}], lr=rate, clip=stage.clip_norm)]
+        groups = [{"params": g["params"], "peak": g["peak"]} for g in _group(every, rate) + apart]
+        return [Adagrad(groups, lr=rate, clip=stage.clip_norm)]
     matrices = [p for p in _block_matrices(model) if id(p) not in elsewhere]
     inside = {id(p) for p in matrices}
     others = [p for p in every if id(p) not in inside]
@@ -41,8 +48,8 @@ def build_optimizers(
             raise UserError("muon needs matrices inside blocks and this model has none; use adamw")
         muon = Muon(_group(matrices, rate, stage.weight_decay), lr=rate, momentum=momentum)
         rate_of_others = rate if stage.adamw_learning_rate is None else stage.adamw_learning_rate
-        return [muon, _adam(torch.optim.AdamW, _group(others, rate_of_others), stage)]
-    groups = _group(matrices, rate, stage.weight_decay) + _group(others, rate)
+        return [muon, _adam(torch.optim.AdamW, _group(others, rate_of_others) + apart, stage)]
+    groups = _group(matrices, rate, stage.weight_decay) + _group(others, rate) + apart
     if stage.optimizer == "lamb":
         betas = (stage.beta1, stage.beta2)
         return [Lamb(groups, lr=rate, betas=betas, min_trust=stage.min_trust)]
@@ -72,6 +79,10 @@ def _adam(kind: type[torch.optim.Adam], groups: list[dict[str, Any]], stage: Sta
 def _group(parameters: list[nn.Parameter], peak: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
     """One parameter group, or none where there are no parameters."""
     return [{"params": parameters, "peak": peak, "weight_decay": weight_decay}] if parameters else []
+
+
+def _span_parameters(model: LanguageModel) -> list[nn.Parameter]:
+    return [module.fraction_H for module in model.modules() if isinstance(module, LearnedSpan)]
 
 
 def _block_matrices(model: LanguageModel) -> list[nn.Parameter]:
