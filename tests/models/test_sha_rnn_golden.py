@@ -164,6 +164,29 @@ def test_three_updates(recorded, lamb, min_trust, group):
         close(parameter, after[name], recorded.rounding[f"{group}step3"], name)
 
 
+def test_the_originals_own_training_loop(recorded):
+    """Blocks of drawn lengths, the state carried from one to the next. Of matrices the losses tell."""
+    model, settings = build_original(recorded).train(), recorded.original["optim"]
+    data, bound = recorded.tensors["data"].T, recorded.rounding["loop"]
+    optimizer = Lamb(model.parameters(), lr=settings["lr"], weight_decay=settings["wdecay"], min_trust=0.0)
+    state = model.initial_state(2)
+    places, rates, losses = (recorded.tensors[f"loop.{part}"] for part in ("start_and_len", "lr", "loss"))
+    for number, (start, length) in enumerate(places.tolist()):
+        optimizer.param_groups[0]["lr"] = rates[number].item()
+        hidden, state = model(data[:, start : start + length], state)
+        state = state.detach()
+        loss = model.head.nll(hidden, data[:, start + 1 : start + length + 1]).mean()
+        close(loss, losses[number], bound, f"loss {number}")
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings["clip"])
+        optimizer.step()
+    vectors = recorded.parameters("loop.end.")
+    assert vectors.keys() == {name for name, p in model.named_parameters() if p.squeeze().dim() < 2}
+    for name, expected in vectors.items():
+        close(model.get_parameter(name), expected, bound, name)
+
+
 def test_full_evaluation_by_the_original_protocol(recorded, tmp_path):
     """The score of a stream, by the original's own way of walking and averaging, from tokens on disk."""
     vocabulary_size = recorded.original["model"]["ntoken"]
