@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from longspan.cli.console import say, show_table
-from longspan.cli.tokenizer_options import add_tokenizer_options, tokenizer_config
+from longspan.cli.tokenizer_options import add_tokenizer_options, given_tokenizer_options, tokenizer_config
 from longspan.config import DataConfig
 from longspan.errors import UserError
 
@@ -99,6 +99,8 @@ def _constants(text: str) -> ProductTime:
 def _check(args: argparse.Namespace) -> None:
     if (args.corpus is None) == (args.counts is None):
         raise UserError("give either a corpus or --counts FILE (see 'longspan cutoffs --help')")
+    if args.counts is not None and (given := given_tokenizer_options(args)):
+        raise UserError(f"{given[0]} has no effect with --counts: the words are counted already")
     for name in ("tokens", "width", "device", "constants"):
         value = getattr(args, name)
         if value is not None and args.cost != "time":
@@ -120,8 +122,14 @@ def _counts(args: argparse.Namespace) -> list[int]:
 
 
 def _read_counts(path: Path) -> list[int]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}: give --counts a file with one count per line") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a folder: give --counts a file with one count per line") from None
     counts = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             counts.append(int(line))
         except ValueError:

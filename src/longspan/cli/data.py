@@ -83,5 +83,5 @@ def info(args: argparse.Namespace) -> None:
         rows.append((split, *(f"{size:,}" for size in sizes), f"{bits:.3f}"))
     header = ("split", "bytes", "characters", "words", "tokens", "order-0 bits per token")
     show_table(header, rows, numbers=True)
-    print(f"{corpus.name}: {args.tokenizer} tokens, vocabulary {corpus.tokenizer.vocabulary_size:,}")
+    print(f"{corpus.name}: {corpus.tokenizer.kind} tokens, vocabulary {corpus.tokenizer.vocabulary_size:,}")
     print(f"token files: {corpus.folder}")
