@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from longspan.config import ShaRnnConfig
 from longspan.errors import UserError
 from longspan.heads import SplitSoftmaxHead
+from longspan.layers import sha_attention
 from longspan.layers.boom import Boom
 from longspan.layers.sha_attention import SingleHeadAttention
 from longspan.models import LanguageModel, build
@@ -225,3 +226,15 @@ def test_a_split_beyond_the_vocabulary_is_the_users_mistake():
 def test_settings_that_mean_nothing(wrong, message):
     with pytest.raises(ValueError, match=message):
         ShaRnnConfig(**wrong)
+
+
+def test_attention_written_out_is_that_of_torch():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, rows, 6, dtype=torch.float64, requires_grad=True) for rows in (3, 7, 7))
+    visible = sha_attention._visible(3, 7, torch.tensor([4, 1]))
+    ways = (sha_attention._attend_by_torch, sha_attention._attend_by_products)
+    results = []
+    for attend in ways:
+        out = attend(q, k, v, visible, 0.0)
+        results.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-7)

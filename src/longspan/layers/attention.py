@@ -132,6 +132,7 @@ class Attention(Block):
             ramp=self.span.ramp,
             renormalise=self.span.renormalise,
             dropout=self.dropout if self.training else 0.0,
+            windows_follow_spans=self.span.windows_follow_spans,
         )
         out_BTD = self._merged(attended_BHTK.transpose(1, 2), order, few)
         if "past" in state:

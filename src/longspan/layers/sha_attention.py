@@ -66,15 +66,15 @@ class SingleHeadAttention(Block):
 
     def _attend(self, x_BTD: Tensor, g_BSD: Tensor, filled_B: Tensor) -> Tensor:
         q_BTD = self._drop(torch.sigmoid(self.query_scale_D) * self.query_norm(self.query(x_BTD)))
-        attended_B1TD = F.scaled_dot_product_attention(
-            (torch.sigmoid(self.key_scale_D) * q_BTD)[:, None],
-            g_BSD[:, None],
-            self._drop(g_BSD)[:, None],
-            attn_mask=_visible(x_BTD.shape[1], g_BSD.shape[1], filled_B)[:, None],
-            dropout_p=self.dropout if self.training else 0.0,
-            scale=1 / math.sqrt(x_BTD.shape[-1]),
+        attend = _attend_by_products if x_BTD.is_cuda else _attend_by_torch
+        attended_BTD = attend(
+            torch.sigmoid(self.key_scale_D) * q_BTD,
+            g_BSD,
+            self._drop(g_BSD),
+            _visible(x_BTD.shape[1], g_BSD.shape[1], filled_B),
+            self.dropout if self.training else 0.0,
         )
-        return self.value_gate() * attended_B1TD[:, 0]
+        return self.value_gate() * attended_BTD
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)
@@ -104,6 +104,22 @@ class FixedGate(nn.Module):
 
     def forward(self) -> Tensor:
         return self.gate_D
+
+
+def _attend_by_torch(
+    q_BTD: Tensor, k_BSD: Tensor, v_BSD: Tensor, visible_BTS: Tensor, dropout: float
+) -> Tensor:
+    return F.scaled_dot_product_attention(q_BTD, k_BSD, v_BSD, attn_mask=visible_BTS, dropout_p=dropout)
+
+
+def _attend_by_products(
+    q_BTD: Tensor, k_BSD: Tensor, v_BSD: Tensor, visible_BTS: Tensor, dropout: float
+) -> Tensor:
+    """The same written out: torch's kernels for GPUs take no head as wide as this, and what it does instead
+    multiplies in full precision."""
+    scores_BTS = (q_BTD / math.sqrt(q_BTD.shape[-1])) @ k_BSD.mT
+    weights_BTS = scores_BTS.masked_fill(~visible_BTS, -math.inf).softmax(dim=-1, dtype=torch.float32)
+    return F.dropout(weights_BTS, dropout).to(v_BSD.dtype) @ v_BSD
 
 
 def _visible(block: int, keys: int, filled_B: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from contextvars import ContextVar
 from functools import cache
 from itertools import groupby
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -94,52 +94,39 @@ def span_attention(
     renormalise: bool = True,
     first_distance: int = 1,
     dropout: float = 0.0,
+    windows_follow_spans: bool = False,
 ) -> Tensor:
     """[B, H, T, K]: every head over its own window of the past and the block.
 
     Heads come in groups, as `head_groups` forms them: `past` has for every group the keys of its heads and
     then their values, [B, M, X, K], oldest first. A head may be given the longest window of its group instead
-    of its own. The rest is as `eager.span_attention` says, for all heads in their order.
+    of its own or, with `windows_follow_spans`, a shorter one that its span still fits in. The rest is as
+    `eager.span_attention` says, for all heads in their order.
     """
     nothing_before = filled_B is not None and not any(kv_BMXK.shape[1] for kv_BMXK in past)
     nothing_else = position_keys is None and slots is None and spans_H is None
     all_of_it = first_distance == 0 and min(windows) >= q_BHTK.shape[2]
     if nothing_before and nothing_else and all_of_it and _forced.get() is None:
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=True)
-    all_heads_at_once = padded if _forced.get() == "padded" else _fused_path(q_BHTK)
-    if all_heads_at_once is not None:
-        return all_heads_at_once.span_attention(
-            q_BHTK,
-            k_BHTK,
-            v_BHTK,
-            past=past,
-            windows=windows,
-            position_keys=position_keys,
-            position_q=position_q,
-            filled_B=filled_B,
-            slots=slots,
-            spans_H=spans_H,
-            ramp=ramp,
-            renormalise=renormalise,
-            first_distance=first_distance,
-            dropout=dropout,
-        )
+    shared: dict[str, Any] = {"ramp": ramp, "renormalise": renormalise, "first_distance": first_distance}
+    heads_together: dict[str, Any] = {
+        "past": past,
+        "windows": windows,
+        "position_keys": position_keys,
+        "position_q": position_q,
+        "filled_B": filled_B,
+        "slots": slots,
+        "spans_H": spans_H,
+        **shared,
+    }
+    if _forced.get() == "padded":
+        return padded.span_attention(q_BHTK, k_BHTK, v_BHTK, dropout=dropout, **heads_together)
+    fused = _fused_path(q_BHTK)
+    if fused is not None:
+        more = {"dropout": dropout, "windows_follow_spans": windows_follow_spans}
+        return fused.span_attention(q_BHTK, k_BHTK, v_BHTK, **more, **heads_together)
     if q_BHTK.shape[2] == 1 and dropout == 0 and _forced.get() is None and not torch.is_grad_enabled():
-        return single.span_attention(
-            q_BHTK,
-            k_BHTK,
-            v_BHTK,
-            past=past,
-            windows=windows,
-            position_keys=position_keys,
-            position_q=position_q,
-            filled_B=filled_B,
-            slots=slots,
-            spans_H=spans_H,
-            ramp=ramp,
-            renormalise=renormalise,
-            first_distance=first_distance,
-        )
+        return single.span_attention(q_BHTK, k_BHTK, v_BHTK, **heads_together)
     out, start = [], 0
     for kv_BMXK in past:
         past_k_BGMK, past_v_BGMK = kv_BMXK.transpose(1, 2).chunk(2, dim=1)
@@ -158,10 +145,8 @@ def span_attention(
                 filled_B=filled_B,
                 slots=None if slots is None else (slots[0][heads], slots[1][heads]),
                 spans_H=None if spans_H is None else spans_H[heads],
-                ramp=ramp,
-                renormalise=renormalise,
-                first_distance=first_distance,
                 dropout=dropout,
+                **shared,
             )
         )
         start = heads.stop
