@@ -26,6 +26,7 @@ TESTS = [
     "tests/kernels/test_fused.py",
     "tests/training/test_graphs.py",
     "tests/training/test_gpu.py",
+    "tests/using/test_generation.py",
 ]
 
 

@@ -48,12 +48,64 @@ def generate(
     for block_BT in earlier:
         _, state = model(block_BT, state)
     log_probs_BV, state = _read(model, last, state)
-    state = model.decoding_state(state)
+    decoder = Decoder(model, model.decoding_state(state))
     for remaining in reversed(range(tokens)):
         drawn_B = sample(log_probs_BV.cpu(), temperature, top_k, top_p, generator)
         yield int(drawn_B)
         if remaining:
-            log_probs_BV, state = _read(model, drawn_B[:, None].to(device), state)
+            log_probs_BV = decoder.read(drawn_B[:, None].to(device))
+
+
+class Decoder:
+    """Reads single tokens, one after another for each row of a batch, going on from a state.
+
+    On a GPU a step takes longer to launch than to compute. Once the shapes of the state stay the same it is
+    recorded as a CUDA graph that carries the state in its own memory, and replayed for every further token.
+    """
+
+    def __init__(self, model: LanguageModel, state: State) -> None:
+        self._model, self._state = model, state
+        self._recording: _RecordedStep | None = None
+        self._steady = False
+
+    @torch.no_grad()
+    def read(self, tokens_B1: Tensor) -> Tensor:
+        """Log-probabilities of what follows; they hold until the next call."""
+        if self._recording is None and self._steady:
+            self._recording = _RecordedStep(self._model, tokens_B1, self._state)
+        if self._recording is not None:
+            return self._recording(tokens_B1)
+        log_probs_BV, after = _read(self._model, tokens_B1, self._state)
+        can_be_recorded = _on_gpu(tokens_B1) and self._model.shape_key(after) is not None
+        self._steady = can_be_recorded and _shapes(after) == _shapes(self._state)
+        self._state = after
+        return log_probs_BV
+
+
+class _RecordedStep:
+    """One step from a state to the next, in the place of the first."""
+
+    def __init__(self, model: LanguageModel, tokens_B1: Tensor, state: State) -> None:
+        self.tokens_B1, self.state = tokens_B1.clone(), state.map(torch.clone)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.log_probs_BV, after = _read(model, self.tokens_B1, self.state)
+            leaves = after.flatten()
+            for name, leaf in self.state.flatten().items():
+                leaf.copy_(leaves[name])
+
+    def __call__(self, tokens_B1: Tensor) -> Tensor:
+        self.tokens_B1.copy_(tokens_B1)
+        self.graph.replay()
+        return self.log_probs_BV
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return x.is_cuda
+
+
+def _shapes(state: State) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    return {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in state.flatten().items()}
 
 
 def sample(

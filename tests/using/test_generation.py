@@ -15,6 +15,7 @@ from longspan import generation
 from longspan.errors import UserError
 from longspan.generation import generate, sample, sampling_distribution
 from longspan.models import LanguageModel
+from longspan.state import State
 from tests.using.tiny import tiny_model
 
 PROBS = torch.tensor([[0.1, 0.4, 0.2, 0.3]])
@@ -185,6 +186,33 @@ def test_mistakes_of_the_caller() -> None:
         next(generate(tiny_model(20).train(), PROMPT, tokens=1))
 
 
+def test_a_step_is_recorded_once_shapes_are_steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which steps are launched and which replayed, with a recording that only counts."""
+
+    class Counting:
+        made = 0
+
+        def __init__(self, model: LanguageModel, tokens_B1: Tensor, state: State) -> None:
+            Counting.made += 1
+            self.model, self.state = model, state
+
+        def __call__(self, tokens_B1: Tensor) -> Tensor:
+            log_probs_BV, self.state = generation._read(self.model, tokens_B1, self.state)
+            return log_probs_BV
+
+    model = tiny_model()
+    tokens = torch.tensor([[3], [1]])
+    plain = generation.Decoder(model, model.decoding_state(model.initial_state(2)))
+    expected = [plain.read(tokens) for _ in range(5)]
+    monkeypatch.setattr(generation, "_RecordedStep", Counting)
+    monkeypatch.setattr(generation, "_on_gpu", lambda _: True)
+    decoder = generation.Decoder(model, model.decoding_state(model.initial_state(2)))
+    found = [decoder.read(tokens) for _ in range(5)]
+    assert Counting.made == 1
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_decoding_goes_through_the_models_own_form_of_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     model, asked = tiny_model(20), []
     original = model.decoding_state
@@ -203,3 +231,16 @@ def test_sampling_leaves_its_input_alone() -> None:
     before = log_probs_BV.clone()
     sampling_distribution(log_probs_BV, 0.7, 2, 0.5)
     assert torch.equal(log_probs_BV, before)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_replayed_steps_are_the_launched_ones_on_cuda() -> None:
+    model = tiny_model().cuda()
+    tokens_BT = torch.randint(model.vocabulary_size, (2, 40), device="cuda")
+    decoder = generation.Decoder(model, model.decoding_state(model.initial_state(2)))
+    state = model.decoding_state(model.initial_state(2))
+    for tokens_B1 in tokens_BT.split(1, dim=1):
+        with torch.no_grad():
+            expected_BV, state = generation._read(model, tokens_B1, state)
+        assert torch.equal(decoder.read(tokens_B1), expected_BV)
+    assert decoder._recording is not None
