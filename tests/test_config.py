@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from longspan import recipes
 from longspan.config import RunConfig, StageConfig, schema
 from longspan.config.reference import documented
+from longspan.config.transformer_xl import XLVocabularyConfig
 from longspan.errors import UserError
 from longspan.runs import RunFolder
 
@@ -209,6 +210,37 @@ class TestTagged:
             schema.read(Drawing, {"figure": figure})
         assert str(refused.value).startswith(complaint)
         assert "\n" not in str(refused.value)
+
+
+class TestWordOrList:
+    """Where an option takes a word or a list."""
+
+    @pytest.mark.parametrize("ties", ["all", "none", [True, False, True]])
+    def test_either_is_read_typed_or_written(self, ties: str | list[bool]) -> None:
+        table = {"cutoffs": [4, 8], "tied_projections": ties}
+        config = schema.read(XLVocabularyConfig, table)
+        assert config.tied_projections == (ties if isinstance(ties, str) else tuple(ties))
+        assert schema.read(XLVocabularyConfig, schema.write(config)) == config
+        typed: dict[str, Any] = {"cutoffs": [4, 8]}
+        schema.override(typed, "tied-projections", str(ties).lower())
+        assert schema.read(XLVocabularyConfig, typed) == config
+
+    @pytest.mark.parametrize(
+        ("ties", "complaint"),
+        [
+            (
+                "al",
+                "'tied_projections' must be one of none, all-but-first, all, not 'al'; did you mean 'all'?",
+            ),
+            (3, "'tied_projections' must be one of none, all-but-first, all, not 3"),
+            ([True, 1, True], "'tied_projections.1' must be true or false, not 1"),
+            ([True], "configuration: tied_projections speaks of 1 clusters, and there are 3"),
+        ],
+    )
+    def test_mistakes_are_one_line(self, ties: Any, complaint: str) -> None:
+        with pytest.raises(UserError) as refused:
+            schema.read(XLVocabularyConfig, {"cutoffs": [4, 8], "tied_projections": ties})
+        assert str(refused.value) == complaint
 
 
 class TestTyped:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from longspan.config import schema
 from longspan.errors import UserError
 from longspan.interop import load_original
 from longspan.interop.original import read_original
@@ -130,6 +131,30 @@ def test_projections_that_a_short_list_leaves_out_are_not_tied(tmp_path):
     assert model.get_parameter("head.projections.2").equal(made.tensors["crit.out_projs.2"])
 
 
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("case", ["txl_adaptive_div2", "txl_adaptive_div1"])
+@torch.no_grad()
+def test_any_projections_may_be_tied(tmp_path, case, told):
+    """The same model as one that holds the tied projections a second time."""
+    made, x = Original.of(case), torch.arange(12)[None]
+    made.options["model"]["tie_projs"] = ties = [False, True, False]
+    for number in (0, 2):
+        name = f"crit.out_projs.{number}"
+        made.tensors[name] = torch.randn(made.tensors[name].shape)
+    path = made.save(tmp_path / "c.pt")
+    options = {**made.options["model"]}
+    if not told:
+        del options["tie_projs"]
+    config, model = read_original(path, made.kind, options)
+    assert config.vocabulary.tied_projections == tuple(ties)
+    own = [name for name, _ in model.named_parameters() if name.startswith("head.projections")]
+    assert own == ["head.projections.0", "head.projections.2"]
+    untied = load_original(path, kind=made.kind, config={**options, "tie_projs": [False] * 3})
+    found, expected = (m.log_probs(x, m.initial_state(1))[0] for m in (model, untied))
+    assert found.equal(expected)
+    assert schema.read(type(config), schema.write(config)) == config
+
+
 def test_a_projection_tells_of_a_division_that_no_cluster_shows(tmp_path):
     made = Original.of("txl_basic")
     made.tensors["word_emb.emb_projs.0"], made.tensors["crit.out_projs.0"] = torch.randn(2, 32, 32)
@@ -237,7 +262,7 @@ def test_a_tensor_too_many_is_named(tmp_path, case):
         ("txl_basic", "hf-transfo-xl", "transformer.word_emb.emb_layers.0.weight"),
         ("hf_transfo_xl_untie_r", "transformer-xl", "'word_emb.emb_layers.0.weight"),
         ("fixed_span", "sha-rnn", "blocks.0.lnstart.weight"),
-        ("adaptive_span_basic", "fairseq-adaptive-span", "key_pe"),
+        ("adaptive_span_basic", "fairseq-adaptive-span", "begins with 'decoder.model.'"),
         ("fairseq_adaptive_span", "adaptive-span", "key_pe"),
     ],
 )
@@ -309,10 +334,44 @@ def test_options_that_are_none(tmp_path):
     assert "is not JSON" in complaint(path, made.kind, config)
     config.write_text("[]")
     assert "JSON object" in complaint(path, made.kind, config)
-    assert "a value of a wrong type" in complaint(path, made.kind, {"nb_layers": "two"})
     assert "'model_params' in a configuration" in complaint(path, made.kind, {"model_params": 3})
     config.write_text(json.dumps(made.options))
     assert load_original(path, kind=made.kind, config=config).vocabulary_size == 60
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "wrong", "must_be"),
+    [
+        ("fixed_span", "nb_layers", "two", "a whole number"),
+        ("fixed_span", "adapt_span_enabled", 0, "true or false"),
+        ("wiki103_style", "adapt_io_cutoffs", 20, "a list"),
+        ("fairseq_adaptive_span", "aux_loss_scaler", "2e-6", "a number"),
+        ("fairseq_adaptive_span", "adapt_span_layer", "false", "true or false"),
+        ("sha_rnn", "num_max_positions", 48.5, "a whole number"),
+        ("txl_basic", "pre_lnorm", "false", "true or false"),
+        ("txl_basic", "mem_len", 2.5, "a whole number"),
+        ("hf_transfo_xl_tie_r", "clamp_len", "10", "a whole number"),
+        ("txl_adaptive_div2", "tie_projs", True, "a list"),
+    ],
+)
+def test_options_of_a_wrong_type_are_named(tmp_path, case, name, wrong, must_be):
+    made = Original.of(case)
+    message = complaint(made.save(tmp_path / "c.pt"), made.kind, {name: wrong})
+    assert f"'{name}' must be {must_be}, not" in message
+
+
+def test_options_that_have_no_part_in_the_model_may_be_anything(tmp_path):
+    made = Original.of("txl_basic")
+    path = made.save(tmp_path / "c.pt")
+    more = {"work_dir": "LM-TFM", "cuda": "yes", "lr": [1], "memlen": 5}
+    found, expected = (read_original(path, made.kind, {**made.options, **m})[0] for m in (more, {}))
+    assert found == expected
+
+
+def test_tensors_of_adaptive_span_are_not_taken_for_fairseqs(tmp_path):
+    torch.save(Original.of("adaptive_span_basic").tensors, tmp_path / "c.pt")
+    assert "try the kind 'adaptive-span'" in complaint(tmp_path / "c.pt", "fairseq-adaptive-span")
+    assert load_original(tmp_path / "c.pt", kind="adaptive-span").vocabulary_size == 60
 
 
 def test_overrides_that_a_kind_does_not_have(tmp_path):
@@ -324,6 +383,7 @@ def test_overrides_that_a_kind_does_not_have(tmp_path):
     path = made.save(tmp_path / "x.pt")
     message = complaint(path, made.kind, overrides={"memory_length": 0, "same_length": True})
     assert "same_length needs a memory_length" in message
+    assert "did you mean 'memory_length'?" in complaint(path, made.kind, overrides={"memlen": 5})
 
 
 @pytest.mark.parametrize("name", ["memory_length", "clamp_length", "same_length"])

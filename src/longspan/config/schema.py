@@ -50,7 +50,7 @@ def read(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
         name = key.replace("-", "_")
         if name not in fields:
             raise UserError(f"unknown key '{dotted(where, key)}'{nearest(name, fields)}")
-        values[name] = _convert(hints[name], value, dotted(where, name))
+        values[name] = convert(hints[name], value, dotted(where, name))
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in values:
@@ -108,7 +108,8 @@ def override(table: dict[str, Any], name: str, text: str) -> None:
     here[_index(here, last, name) if isinstance(here, list) else last] = _Typed(text)
 
 
-def _convert(hint: Any, value: Any, where: str) -> Any:
+def convert(hint: Any, value: Any, where: str) -> Any:
+    """The value as the type has it: lists become tuples; what does not fit is a `UserError` about `where`."""
     if isinstance(value, _Typed):
         value = str(value) if _takes_text(hint) else _as_toml(value)
         if value == "none" and type(None) in typing.get_args(hint):
@@ -120,15 +121,17 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         choices = [argument for argument in arguments if argument is not type(None)]
         if value is None:
             return None
-        if len(choices) > 1:
-            return _convert_tagged(choices, value, where)
-        return _convert(choices[0], value, where)
+        is_list = isinstance(value, (list, tuple))
+        fitting = [choice for choice in choices if (typing.get_origin(choice) is tuple) == is_list]
+        if len(fitting or choices) > 1:
+            return _convert_tagged(fitting or choices, value, where)
+        return convert((fitting or choices)[0], value, where)
     if dataclasses.is_dataclass(hint):
         return read(typing.cast(type, hint), value, where)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise UserError(f"'{where}' must be a list, not {shown(value)}")
-        return tuple(_convert(arguments[0], entry, f"{where}.{i}") for i, entry in enumerate(value))
+        return tuple(convert(arguments[0], entry, f"{where}.{i}") for i, entry in enumerate(value))
     if origin is Literal:
         if value not in arguments:
             allowed = ", ".join(str(argument) for argument in arguments)
@@ -140,7 +143,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin is dict:
         if not isinstance(value, dict):
             raise UserError(f"'{where}' must be a table, not {shown(value)}")
-        return {key: _convert(arguments[1], entry, f"{where}.{key}") for key, entry in value.items()}
+        return {key: convert(arguments[1], entry, f"{where}.{key}") for key, entry in value.items()}
     return _convert_scalar(hint, value, where)
 
 

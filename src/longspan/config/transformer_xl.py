@@ -24,8 +24,10 @@ class XLVocabularyConfig:
     )
     table_width: int | None = option(None, help="width of the embedding's table (default: the model's width)")
     tied: bool = option(True, help="predict with the tables of the embedding")
-    tied_projections: Literal["none", "all-but-first", "all"] = option(
-        "all-but-first", help="which clusters predict through the projections of the embedding, if it has any"
+    tied_projections: Literal["none", "all-but-first", "all"] | tuple[bool, ...] = option(
+        "all-but-first",
+        help="which clusters predict through the projections of the embedding, if it has any; or a list that "
+        "says so for each cluster",
     )
     cluster_order: Literal["from-end", "forward"] = option(
         "from-end", help="cluster 1 is the last column of the first softmax (from-end) or its first"
@@ -35,8 +37,20 @@ class XLVocabularyConfig:
         check_cutoffs(self.cutoffs)
         if self.division < 1 or (self.table_width is not None and self.table_width < 1):
             raise ValueError("division and table_width must be at least 1")
+        if len(self.ties) != len(self.cutoffs) + 1:
+            raise ValueError(
+                f"tied_projections speaks of {len(self.ties)} clusters, and there are {len(self.cutoffs) + 1}"
+            )
         if self.divided == "head" and (self.tied or self.division == 1):
             raise ValueError('divided = "head" needs tied = false and a division above 1')
+
+    @property
+    def ties(self) -> tuple[bool, ...]:
+        """Of each cluster, whether its projection is tied."""
+        if isinstance(self.tied_projections, tuple):
+            return self.tied_projections
+        further = self.tied_projections != "none"
+        return (self.tied_projections == "all", *[further] * len(self.cutoffs))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -45,6 +45,25 @@ class AdaptiveSpan(Translation):
         "adapt_io_params",
         "pers_mem_params",
     )
+    types: ClassVar[Mapping[str, Any]] = {
+        "vocab_size": int,
+        "hidden_size": int,
+        "inner_hidden_size": int,
+        "nb_layers": int,
+        "nb_heads": int,
+        "attn_span": int,
+        "dropout": float,
+        "emb_dropout": float,
+        "adapt_span_enabled": bool,
+        "adapt_span_ramp": int,
+        "adapt_span_loss": float,
+        "adapt_span_cache": bool,
+        "adapt_io_enabled": bool,
+        "adapt_io_cutoffs": tuple[int, ...],
+        "adapt_io_divval": int,
+        "adapt_io_tied": bool,
+        "pers_mem_size": int,
+    }
     unused = re.compile(r".*\.mask_template")
 
     def tensors(self, loaded: Mapping[str, Any]) -> Tensors:
@@ -52,7 +71,7 @@ class AdaptiveSpan(Translation):
 
     def vocabulary_size(self, tensors: Tensors, options: Options) -> int:
         if "vocab_size" in options:
-            return int(options["vocab_size"])
+            return options["vocab_size"]
         if _plain(tensors, options):
             return tensors.size(("in_emb.weight", 0), ("out_emb.weight", 0), ("out_emb.bias", 0))
         return sum(words for words, _ in cluster_shapes(tensors, "in_emb.emb_layers"))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from longspan.config import AdaptiveSpanConfig
+from longspan.errors import UserError
 from longspan.interop.adaptive_span import SPAN, AdaptiveSpan
 from longspan.interop.translation import Options, Tensors, only_tensors
 
@@ -22,6 +23,7 @@ OPTIONS = {
     "n_head": "nb_heads",
     "n_layer": "nb_layers",
 }
+PREFIX = "decoder.model."
 PLAIN = {"adapt_io_enabled": False, "pers_mem_size": 0}  # it has neither
 
 
@@ -29,13 +31,19 @@ class FairseqAdaptiveSpan(AdaptiveSpan):
     """The tensors are those of adaptive-span. The file may tell the options too, where its `cfg` is plain."""
 
     groups = ("model",)
+    types = {theirs: AdaptiveSpan.types[ours] for theirs, ours in OPTIONS.items()} | {
+        "adapt_span_layer": bool
+    }
     remedy = (
         "where fairseq is installed, load it and save its 'model' alone, and give the options of its "
         "cfg.model as the configuration"
     )
 
     def tensors(self, loaded: Mapping[str, Any]) -> Tensors:
-        return Tensors(only_tensors(loaded.get("model", loaded), prefix="decoder.model."))
+        found = only_tensors(loaded.get("model", loaded))
+        if not any(name.startswith(PREFIX) for name in found):  # all else is as in the kind that it is not
+            raise UserError(f"no tensor's name begins with '{PREFIX}': try the kind 'adaptive-span'")
+        return Tensors(only_tensors(found, PREFIX))
 
     def told(self, loaded: Mapping[str, Any]) -> Options:
         cfg = loaded.get("cfg")

@@ -76,8 +76,9 @@ def read_original(
         config = beside if beside.is_file() else None
     given = _options(config, translation.groups)
     loaded = _load(path, translation.remedy)
-    options = {**_without_none(translation.told(loaded)), **given}
+    told = _without_none(translation.told(loaded))
     try:
+        options = translation.read({**told, **given})
         tensors = translation.tensors(loaded)
         model_config = translation.config(tensors, options)
         size = translation.vocabulary_size(tensors, options)
@@ -85,8 +86,6 @@ def read_original(
         _fill(model, tensors, translation, model_config)
     except (UserError, ValueError) as problem:
         raise UserError(f"{path} does not fit the kind '{kind}' and its options: {problem}") from None
-    except TypeError as problem:  # text where a number belongs, a number where there should be a list
-        raise UserError(f"the options for {path} have a value of a wrong type: {problem}") from None
     return model_config, model.eval()
 
 
@@ -177,7 +176,7 @@ def _overridden(config: ModelConfig, overrides: Mapping[str, Any], kind: str) ->
     for name in overrides:
         if name not in known:
             raise UserError(
-                f"'{name}' cannot be overridden in a model of the kind '{kind}' "
+                f"'{name}' cannot be overridden in a model of the kind '{kind}'{nearest(name, known)} "
                 f"(what can: {', '.join(known) or 'nothing'})"
             )
     changes = dict(overrides)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from longspan.config import ShaRnnConfig
 from longspan.errors import UserError
@@ -26,6 +26,16 @@ class ShaRnn(Translation):
     """The file does not tell how long the memory is, where the vocabulary is split, and the dropout."""
 
     groups = ("model", "criterion")
+    types: ClassVar[Mapping[str, Any]] = {
+        "ntoken": int,
+        "ninp": int,
+        "nhid": int,
+        "nlayers": int,
+        "num_max_positions": int,
+        "dropouth": float,
+        "dropouti": float,
+        "splits": tuple[int, ...],
+    }
     # Every block owns all norms; lnmid and lnmem have a part only where there is attention.
     unused = re.compile(r"blocks\.\d+\.(lnout|lnmid|lnmem)\..*|blocks\.\d+\.attn\.(qkvs|r_gate)")
 
@@ -35,7 +45,7 @@ class ShaRnn(Translation):
         return Tensors(found | {f"criterion.{name}": tensor for name, tensor in criterion.items()})
 
     def vocabulary_size(self, tensors: Tensors, options: Options) -> int:
-        return int(options.get("ntoken", tensors.size(("encoder.weight", 0), ("decoder.bias", 0))))
+        return options.get("ntoken", tensors.size(("encoder.weight", 0), ("decoder.bias", 0)))
 
     def config(self, tensors: Tensors, options: Options) -> ShaRnnConfig:
         num_layers = count(tensors, r"blocks\.(\d+)\.")

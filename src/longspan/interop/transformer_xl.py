@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -46,6 +46,28 @@ class TransformerXL(Translation):
     prefix: str = ""  # of all names but those of the softmax
 
     groups = ("model",)
+    types: ClassVar[Mapping[str, Any]] = {
+        "n_token": int,
+        "vocab_size": int,
+        "d_model": int,
+        "d_embed": int,
+        "d_head": int,
+        "d_inner": int,
+        "n_layer": int,
+        "n_head": int,
+        "dropout": float,
+        "dropatt": float,
+        "pre_lnorm": bool,
+        "mem_len": int,
+        "clamp_len": int,
+        "same_length": bool,
+        "untie_r": bool,
+        "cutoffs": tuple[int, ...],
+        "div_val": int,
+        "tie_weight": bool,
+        "tie_projs": tuple[bool, ...],
+        "layer_norm_epsilon": float,
+    }
     unused = re.compile(r"pos_emb\.inv_freq")
 
     def tensors(self, loaded: Mapping[str, Any]) -> Tensors:
@@ -57,7 +79,7 @@ class TransformerXL(Translation):
 
     def vocabulary_size(self, tensors: Tensors, options: Options) -> int:
         words = sum(words for words, _ in cluster_shapes(tensors, TABLES))
-        return int(options.get("n_token", options.get("vocab_size", words)))
+        return options.get("n_token", options.get("vocab_size", words))
 
     def config(self, tensors: Tensors, options: Options) -> TransformerXLConfig:
         if options.get("layer_norm_epsilon", 1e-5) != 1e-5:
@@ -121,7 +143,7 @@ class TransformerXL(Translation):
         names = {
             second: first
             for number, (second, first) in enumerate(projections.items())
-            if _is_tied(config.vocabulary, number)
+            if config.vocabulary.ties[number]
         }
         if config.vocabulary.tied:
             names |= _tied_tables(cutoffs, factor)
@@ -173,7 +195,7 @@ def _head(config: TransformerXLConfig, vocabulary_size: int) -> Table:
             )
     if vocabulary.cutoffs:
         table |= same({"crit.cluster_": "head.cluster_"}, "weight", "bias")
-    own = [i for i in range(clusters) if _projected(config) and not _is_tied(vocabulary, i)]
+    own = [i for i in range(clusters) if _projected(config) and not vocabulary.ties[i]]
     return table | same({f"crit.out_projs.{i}": f"head.projections.{i}" for i in own})
 
 
@@ -185,12 +207,6 @@ def _square(tensors: Tensors) -> bool:
     """Whether the embedding is as wide as the model, and projected nevertheless."""
     projection = "word_emb.emb_projs.0"
     return projection in tensors and len(set(tensors[projection].shape)) == 1
-
-
-def _is_tied(vocabulary: XLVocabularyConfig, cluster: int) -> bool:
-    return vocabulary.tied_projections == "all" or (
-        vocabulary.tied_projections == "all-but-first" and cluster > 0
-    )
 
 
 def _tied_tables(cutoffs: tuple[int, ...], factor: int) -> dict[str, str]:
@@ -206,14 +222,13 @@ def _tied_projections(cutoffs: tuple[int, ...], factor: int) -> dict[str, str]:
     }
 
 
-def _which(ties: list[bool]) -> Literal["none", "all-but-first", "all"]:
+def _which(ties: list[bool]) -> Literal["none", "all-but-first", "all"] | tuple[bool, ...]:
+    """In a word, where there is one."""
     if all(ties):
         return "all"
     if all(ties[1:]):
         return "all-but-first"
-    if any(ties):
-        raise UserError(f"projections tied as {ties}: all, all but the first or none can be")
-    return "none"
+    return tuple(ties) if any(ties) else "none"
 
 
 def _cutoffs(tensors: Tensors, shapes: list[tuple[int, int]]) -> tuple[int, ...]:

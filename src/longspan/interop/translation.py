@@ -7,11 +7,11 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from torch import Tensor
 
-from longspan.config import ModelConfig
+from longspan.config import ModelConfig, schema
 from longspan.errors import UserError
 
 Options: TypeAlias = Mapping[str, Any]
@@ -48,12 +48,14 @@ Table: TypeAlias = dict[str, Entry]
 class Translation(ABC):
     """From one original's checkpoints to a model here.
 
-    `groups` are the parts of the original's own record of its options that describe the model. `unused` are
-    tensors that have no part in what the model computes. `remedy` is what to do with a file that is refused,
-    `companion` the name of a file beside it that holds the options, where the original writes one.
+    `groups` are the parts of the original's own record of its options that describe the model, and `types`
+    the options in them that matter here. `unused` are tensors that have no part in what the model computes.
+    `remedy` is what to do with a file that is refused, `companion` the name of a file beside it that holds
+    the options, where the original writes one.
     """
 
     groups: tuple[str, ...]
+    types: ClassVar[Mapping[str, Any]]
     unused: re.Pattern[str]
     remedy = "save a state_dict with the original's code and import that"
     companion: str | None = None
@@ -65,6 +67,14 @@ class Translation(ABC):
     def told(self, loaded: Mapping[str, Any]) -> Options:
         """The options that the file itself holds."""
         return {}
+
+    def read(self, options: Options) -> Options:
+        """Those of the options that say something about the model; one of a wrong type is an error."""
+        return {
+            name: schema.convert(hint, options[name], name)
+            for name, hint in self.types.items()
+            if name in options
+        }
 
     @abstractmethod
     def config(self, tensors: Tensors, options: Options) -> ModelConfig:

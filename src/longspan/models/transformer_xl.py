@@ -104,11 +104,10 @@ def _embedding_and_head(
         table_width=config.table_width,
         one_table=only_head or config.division == 1,
     )
-    tied = "none" if only_head else config.tied_projections
     head = AdaptiveSoftmaxHead(
         embedding,
         tie_tables=config.tied,
-        tie_projections=[tied == "all"] + [tied != "none"] * len(config.cutoffs),
+        tie_projections=False if only_head else config.ties,
         cluster_order=config.cluster_order,
         division=config.division if only_head else None,
     )
