@@ -94,6 +94,29 @@ def test_words_are_numbered_as_they_were_for_the_original(tmp_path, corpus):
     assert run.tokenizer().encode("w0 w1").tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("case", ["adaptive_span_trim", "fairseq_adaptive_span_layer"])
+def test_learned_spans_of_an_imported_run_are_shown(tmp_path, capsys, case):
+    words = arguments(tmp_path, case, tmp_path)
+    place = words.index("--data")
+    assert main(words[:place] + words[place + 2 :]) == 0
+    run = tmp_path / "run"
+    seen = longspan.load(run, device="cpu").model.diagnostics()
+    (line,) = (run / "spans.jsonl").read_text().splitlines()
+    expected = {"step": 0, "limit": int(seen["span_limit"]), "spans": seen["spans_LH"].tolist()}
+    assert json.loads(line) == expected
+    capsys.readouterr()
+    assert main(["spans", str(run)]) == 0
+    assert "Learned spans of run as it was imported, in tokens" in capsys.readouterr().out
+    assert (run / "spans.png").stat().st_size > 10_000
+
+
+def test_without_learned_spans_there_are_none_to_show(tmp_path, corpus, capsys):
+    assert main(arguments(tmp_path, "fixed_span", corpus)) == 0
+    assert not (tmp_path / "run" / "spans.jsonl").exists()
+    assert main(["spans", str(tmp_path / "run")]) == 1
+    assert "has no spans to show" in capsys.readouterr().err
+
+
 def test_another_corpus_is_refused_and_leaves_nothing(tmp_path, corpus, capsys):
     corpus.write_text("three words only\n" * 500)
     assert main(arguments(tmp_path, "fixed_span", corpus)) == 1

@@ -44,7 +44,7 @@ def _draw_heads(axes: Axes, history: SpanHistory, colours: list[tuple[float, ...
         x_H = [layer + 1 - 0.42 + (h + 0.5) * width for h in range(num_heads)]
         axes.bar(x_H, [s - bottom for s in spans_H], 0.88 * width, bottom=bottom, color=colours[layer])
     axes.set_title(
-        f"{history.name}: how far each head looks back after step {history.steps_N[-1]:,}",
+        f"{history.name}: how far each head looks back {history.moment}",
         loc="left",
         fontsize=11,
         color=INK,

@@ -31,6 +31,11 @@ class SpanHistory:
         last_LH: npt.NDArray[np.float64] = self.spans_NLH[-1]
         return last_LH
 
+    @property
+    def moment(self) -> str:
+        """When that was."""
+        return f"after step {self.steps_N[-1]:,}" if self.steps_N[-1] else "as it was imported"
+
 
 def read_spans(run: RunFolder) -> SpanHistory:
     """The history that training wrote; a line that a killed run left unfinished is passed over."""
@@ -59,8 +64,7 @@ def spans_as_text(history: SpanHistory) -> str:
     cell = max(len(str(history.limit)) + 2, len("head 1"))
     columns = min(num_heads, HEADS_PER_LINE)
     lines = [
-        f"Learned spans of {history.name} after step {history.steps_N[-1]:,}, "
-        f"in tokens (limit {history.limit:,})",
+        f"Learned spans of {history.name} {history.moment}, in tokens (limit {history.limit:,})",
         "",
         "layer    mean   " + "  ".join(f"head {h}".rjust(cell) for h in range(1, columns + 1)),
     ]

@@ -20,7 +20,7 @@ from longspan.data.tokenizers.number import NumberTokenizer
 from longspan.errors import UserError
 from longspan.interop.original import read_original
 from longspan.models import LanguageModel
-from longspan.runs import RunFolder
+from longspan.runs import RunFolder, span_line
 
 Project = Literal["adaptive-span", "sha-rnn", "transformer-xl"]
 # Whose way of reading and of scoring text a kind was trained for. fairseq's vocabulary is a file of its own.
@@ -60,7 +60,14 @@ def import_run(
         evaluation=EvaluationConfig(protocol=PROJECTS.get(kind, "every-token")),
     )
     facts = {"imported": {"file": path.name, "kind": kind}}
-    return RunFolder.create_with_weights(out, run_config, tokenizer, fingerprint, model.state_dict(), facts)
+    return RunFolder.create_with_weights(
+        out, run_config, tokenizer, fingerprint, model.state_dict(), facts, _spans(model)
+    )
+
+
+def _spans(model: LanguageModel) -> dict[str, Any] | None:
+    seen = model.diagnostics()
+    return span_line(0, int(seen["span_limit"]), seen["spans_LH"].tolist()) if "spans_LH" in seen else None
 
 
 def _anchored(corpus: str) -> str:

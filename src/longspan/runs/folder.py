@@ -18,6 +18,11 @@ from longspan.runs import checkpoint
 from longspan.runs.environment import environment, pick_device
 
 
+def span_line(step: int, limit: int, spans_LH: list[list[float]]) -> dict[str, Any]:
+    """What is written of the spans at one step; 0 is that of a model which was trained elsewhere."""
+    return {"step": step, "limit": limit, "spans": spans_LH}
+
+
 class RunFolder:
     """What a run was told and where, the tokenizer, and what training adds: metrics, spans, checkpoints."""
 
@@ -56,16 +61,19 @@ class RunFolder:
         fingerprint: str,
         weights: Mapping[str, Tensor],
         facts: Mapping[str, Any],
+        spans: Mapping[str, Any] | None = None,
     ) -> RunFolder:
         """Make the folder of a model that was trained elsewhere; it appears with its weights or not at all.
 
-        `facts` say where they come from.
+        `facts` say where they come from, `spans` is the line of those it has learned.
         """
         RunFolder.must_be_new(path)
         with whole_folder(path) as partial:
             run = RunFolder.create(partial / "run", config, tokenizer, fingerprint)
             tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
             checkpoint.save(run.checkpoint("best"), tensors, facts)
+            if spans is not None:
+                run.spans.write_text(json.dumps(spans) + "\n", encoding="utf-8")
             for entry in run.path.iterdir():
                 entry.rename(partial / entry.name)
             run.path.rmdir()

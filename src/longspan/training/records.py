@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from longspan.runs import RunFolder
+from longspan.runs import RunFolder, span_line
 from longspan.training.journal import Journal
 
 _NO_CURVES = {"nats", "seconds"}  # sums: they only grow, with the tokens and with the steps
@@ -31,7 +31,7 @@ class Records:
         self._plot(line["kind"], line, line["step"])
 
     def write_spans(self, step: int, limit: int, spans_LH: list[list[float]]) -> None:
-        self._journals["spans"].write({"step": step, "limit": limit, "spans": spans_LH})
+        self._journals["spans"].write(span_line(step, limit, spans_LH))
 
     def write_architecture(self, step: int, temperature: float, probabilities_BK: list[list[float]]) -> None:
         assert self._search is not None
