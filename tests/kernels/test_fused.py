@@ -183,6 +183,19 @@ def test_kernels_equal_plain_torch_whatever_is_asked(seed: int, dtype: torch.dty
     check(drawn(seed), dtype)
 
 
+def test_a_past_that_wants_no_gradient() -> None:
+    case = Case(windows=((20, 45),), reaches=(45,), block=40, positions="shared", spans=(9.0, 30.5))
+    torch.manual_seed(0)
+    tensors = tensors_of(case, torch.float32, DEVICE)
+    expected = with_gradients(together(fused.span_attention, case, tensors), tensors)
+    given = tensors | {"past0": tensors["past0"].detach()}
+    wanted = {name: tensor for name, tensor in tensors.items() if name != "past0"}
+    found = with_gradients(together(fused.span_attention, case, given), wanted)
+    assert found.keys() == expected.keys() - {"past0"}
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected[name]), name
+
+
 def test_windows_that_follow_spans() -> None:
     """With the window of a whole group a head visits only what its span needs, as if it were given that."""
     case = Case(windows=((112, 112),), reaches=(112,), block=40, positions="shared", spans=(5.0, 60.5))

@@ -5,7 +5,7 @@ Shapes: B batch, T block, M memory, H heads, D width, K head width, G heads of o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Literal
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longspan.kernels.linear import FEW
-from longspan.kernels.span_attention import head_groups, span_attention
+from longspan.kernels.span_attention import cuts_windows, head_groups, span_attention
 from longspan.layers.block import Block
 from longspan.layers.dropout import dropout
 from longspan.layers.head_rows import of_heads
@@ -104,8 +104,7 @@ class Attention(Block):
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         x_BTD = self.norm(h_BTD) if self.norm_first else h_BTD
         # Heads that are computed together lie together, by the order of the matrices' rows and columns.
-        windows = self.span.windows_for(h_BTD.shape[1])
-        groups = head_groups(windows)
+        windows, groups = self._windows_and_groups(h_BTD.shape[1], h_BTD)
         order = [head for heads in groups for head in heads]
         few = h_BTD.shape[0] * h_BTD.shape[1] <= FEW  # then queries, keys and values are ordered, not weights
         q_BTHK, k_BTHK, v_BTHK = self._projected(x_BTD, order, few)
@@ -150,6 +149,18 @@ class Attention(Block):
         after = State(remembered | self._count(state, new_tokens=h_BTD.shape[1]))
         return self._joined(h_BTD, out_BTD), after
 
+    def shape_key(self) -> Hashable:
+        windows, groups = self._windows_and_groups(1, self.query.weight)
+        return windows, len(groups), self.span.memory_length
+
+    def _windows_and_groups(self, block: int, x: Tensor) -> tuple[tuple[int, ...], list[list[int]]]:
+        """How far each head is computed on the device of `x`, and which heads are computed together."""
+        nothing_per_distance = self.keeps_keys and not self._positions[0].has_keys
+        if nothing_per_distance and self.span.windows_follow_spans and cuts_windows(x, self.head_width):
+            return (self.span.memory_length,) * self.num_heads, [list(range(self.num_heads))]
+        windows = self.span.windows_for(block)
+        return windows, head_groups(windows)
+
     def _projected(self, x_BTD: Tensor, order: list[int], few: bool) -> list[Tensor]:
         """Queries, keys and values of the heads in this order, each [B, T, H, K]."""
         layers, per_head = (self.query, self.key, self.value), (self.num_heads, self.head_width)
@@ -173,8 +184,7 @@ class Attention(Block):
     def decoding_state(self, state: State) -> State:
         if self.norm_recalled and not self.empty_start:
             return state  # a text begins with the norm's biases, and not with keys and values of zeros
-        windows = self.span.windows_for(1)
-        groups = head_groups(windows)
+        windows, groups = self._windows_and_groups(1, next(iter(state.flatten().values())))
         past = self._recall(state, groups, [max(windows[head] for head in heads) for heads in groups])
         return State({"past": _numbered(past)} | self._count(state, new_tokens=0))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 
 from torch import Tensor, nn
 
@@ -19,6 +20,10 @@ class Block(nn.Module, ABC):
     @abstractmethod
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         """The hidden states after this block, and its state after them."""
+
+    def shape_key(self) -> Hashable:
+        """What decides, besides the shapes that go in, which operations `forward` runs on which shapes."""
+        return ()
 
     def compile_parts(self) -> None:
         """Compile what has the same shapes from step to step: all of a block, unless it says otherwise."""

@@ -33,6 +33,9 @@ class Positions(nn.Module, ABC):
     shared: bool
     """Whether all layers use the same object, which the model then owns."""
 
+    has_keys: bool = True
+    """Whether distances have keys, of which there is one for every distance in a window."""
+
     counts: bool = False
     """Whether `placed` changes anything: the state then counts the tokens that were read."""
 
@@ -49,6 +52,7 @@ class NoPositions(Positions):
     """Distance does not count: only the content of a key does."""
 
     shared = False
+    has_keys = False
 
     def terms(self, q_BHTK: Tensor, window: int, heads: list[int]) -> Terms:
         return Terms(q_BHTK, None, None)

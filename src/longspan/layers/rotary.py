@@ -17,6 +17,7 @@ class RotaryPositions(Positions):
     """
 
     shared = False
+    has_keys = False
     counts = True
 
     def __init__(self, base: float = 10000.0) -> None:

@@ -5,7 +5,7 @@ Shapes: B batch, T block, D width, K candidates.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import reduce
 from typing import Literal
 
@@ -44,6 +44,9 @@ class StochasticBlock(Block):
 
     def initial_state(self, batch_size: int) -> State:
         return State({letter: block.initial_state(batch_size) for letter, block in self._blocks().items()})
+
+    def shape_key(self) -> Hashable:
+        return tuple(block.shape_key() for block in self._blocks().values())
 
     def compile_parts(self) -> None:
         for block in self._blocks().values():

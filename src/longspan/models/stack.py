@@ -68,7 +68,7 @@ class Stack(LanguageModel):
         return self._each_block(lambda block, name: block.decoding_state(blocks.branch(name)))
 
     def shape_key(self, state: State) -> Hashable | None:
-        return tuple((span.windows, span.memory_length) for span in self._learned_spans())
+        return tuple(block.shape_key() for block in self.blocks if isinstance(block, Block))
 
     def penalties(self) -> dict[str, Tensor]:
         spans = self._learned_spans()

@@ -47,7 +47,7 @@ from longspan.kernels.span_attention.mask import soft_mask
 
 SHORT = 128
 
-__all__ = ["forced", "head_groups", "soft_mask", "span_attention"]
+__all__ = ["cuts_windows", "forced", "head_groups", "soft_mask", "span_attention"]
 
 _forced: ContextVar[Literal["eager", "padded"] | None] = ContextVar("forced path", default=None)
 
@@ -76,6 +76,11 @@ def head_groups(windows_H: Sequence[int]) -> list[list[int]]:
     octave = {head: max(window - 1, SHORT - 1).bit_length() for head, window in enumerate(windows_H)}
     by_octave = sorted(octave, key=lambda head: (octave[head], head))
     return [list(heads) for _, heads in groupby(by_octave, key=octave.__getitem__)]
+
+
+def cuts_windows(x: Tensor, head_width: int) -> bool:
+    """Whether heads on the device of `x` are cut to their spans there, whatever windows they are given."""
+    return _fused_path(x, head_width) is not None
 
 
 def span_attention(
@@ -121,7 +126,7 @@ def span_attention(
     }
     if _forced.get() == "padded":
         return padded.span_attention(q_BHTK, k_BHTK, v_BHTK, dropout=dropout, **heads_together)
-    fused = _fused_path(q_BHTK)
+    fused = _fused_path(q_BHTK, q_BHTK.shape[-1])
     if fused is not None:
         more = {"dropout": dropout, "windows_follow_spans": windows_follow_spans}
         return fused.span_attention(q_BHTK, k_BHTK, v_BHTK, **more, **heads_together)
@@ -153,12 +158,12 @@ def span_attention(
     return torch.cat(out, dim=1)
 
 
-def _fused_path(q_BHTK: Tensor) -> ModuleType | None:
-    """The kernels, for queries that they can take."""
-    if _forced.get() == "eager" or not q_BHTK.is_cuda or q_BHTK.dtype == torch.float64:
+def _fused_path(x: Tensor, head_width: int) -> ModuleType | None:
+    """The kernels, for heads that they can take."""
+    if _forced.get() is not None or not x.is_cuda or x.dtype == torch.float64:
         return None
     fused = _kernels()
-    return fused if fused is not None and q_BHTK.shape[-1] <= fused.LARGEST_HEAD else None
+    return fused if fused is not None and head_width <= fused.LARGEST_HEAD else None
 
 
 @cache

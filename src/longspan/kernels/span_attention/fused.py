@@ -186,7 +186,8 @@ class _SpanAttention(torch.autograd.Function):
         inner_BHT = torch.empty_like(lse_BHT)
         dtable = None if table is None else torch.zeros_like(table)
         dq_BHTK, dk_BHTK, dv_BHTK = (_like_rows(x) for x in (q_BHTK, k_BHTK, v_BHTK))
-        dpast = torch.empty_like(past)
+        wants_past = ctx.needs_input_grad[3]
+        dpast = torch.empty_like(past) if wants_past else None
         numbers = _numbers(width, options)
         constants = _constants(q_BHTK, position_keys, spans_H, filled_B, options)
         tile = _tiles("queries", q_BHTK)
@@ -201,10 +202,13 @@ class _SpanAttention(torch.autograd.Function):
             FIRST=options.first_distance,
         )  # fmt: skip
         tile = _tiles("keys", q_BHTK)
-        key_tiles = triton.cdiv(block, tile["BN"]) + triton.cdiv(layout.longest_reach, tile["BN"])
+        key_tiles = triton.cdiv(block, tile["BN"])
+        if wants_past:
+            key_tiles += triton.cdiv(layout.longest_reach, tile["BN"])
         kernels.key_gradient_kernel[(key_tiles, batch * heads)](
             q_BHTK, k_BHTK, v_BHTK, past, table, dout_BHTK, lse_BHT,
-            inner_BHT, layout.heads, spans_H, filled_B, seed, dk_BHTK, dv_BHTK, dpast,
+            inner_BHT, layout.heads, spans_H, filled_B, seed, dk_BHTK, dv_BHTK,
+            past if dpast is None else dpast,
             *_strides(q_BHTK, k_BHTK, v_BHTK, dout_BHTK, dk_BHTK, dv_BHTK),
             batch, heads, block, **numbers, **constants, **tile, FIRST=options.first_distance,
         )  # fmt: skip
