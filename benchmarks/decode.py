@@ -96,7 +96,7 @@ def main() -> None:
     }
     print(json.dumps(figures, indent=2))
     if args.json:
-        args.json.write_text(json.dumps(figures | {"environment": environment()}, indent=2) + "\n")
+        args.json.write_text(json.dumps(figures | {"environment": environment(torch.device("cpu"))}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
