@@ -84,7 +84,7 @@ def main() -> None:
     floor_s = step_s = math.inf
     for _ in range(args.rounds):
         floor_s, step_s = min(floor_s, seconds(read)), min(step_s, seconds(step))
-    figures = {
+    figures: dict[str, object] = {
         "parameters": sum(parameter.numel() for parameter in parameters),
         "threads": args.threads,
         "batch": args.batch,
@@ -96,7 +96,8 @@ def main() -> None:
     }
     print(json.dumps(figures, indent=2))
     if args.json:
-        args.json.write_text(json.dumps(figures | {"environment": environment(torch.device("cpu"))}, indent=2) + "\n")
+        figures["environment"] = environment(torch.device("cpu"))
+        args.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":
