@@ -306,3 +306,17 @@ def test_frequent_pieces_come_first_and_bytes_last(tmp_path):
     assert tokenizer.encode("\u0416").tolist() == [
         tokenizer.vocabulary_size - 256 + byte for byte in (0xD0, 0x96)
     ]
+
+
+def test_sentencepiece_as_it_is_by_default(tmp_path):
+    """What SentencePiece itself says of the lines, one after another; what it cannot say is token 0."""
+    text = "The Cat sat.\n\n  a  cat\tSAT on the <unk> mat \n" * 40 + "rare: \u01c5 \ufb01\n"
+    settings = TokenizerConfig(kind="sentencepiece-default", vocabulary_size=40, lowercase=True)
+    tokenizer = fit_tokenizer(settings, corpus_of(tmp_path, train=text.encode()))
+    ids = tokenizer.encode("a CAT  sat\n\non \u4e00\n")
+    pieces = [tokenizer.pieces()[token].decode() for token in ids]
+    assert "".join(pieces) == " a cat sat on <unk>"
+    assert tokenizer.unknown_id == 0
+    assert list(ids).count(0) == 1
+    tokenizer.save(tmp_path)
+    assert np.array_equal(load_tokenizer(tmp_path).encode("a cat"), tokenizer.encode("a cat"))

@@ -13,8 +13,9 @@ class TokenizerConfig:
     """How text becomes numbers.
 
     `adaptive-span`, `sha-rnn` and `transformer-xl` prepare text as those projects did, newlines, `<eos>`
-    and order of the vocabulary included; use them to compare with published numbers. `number` reads text that
-    holds the numbers of tokens.
+    and order of the vocabulary included; use them to compare with published numbers. `sentencepiece-default`
+    is for the same: it loses line ends and rare characters, where `sentencepiece` loses nothing. `number`
+    reads text that holds the numbers of tokens.
     """
 
     kind: Literal[
@@ -23,6 +24,7 @@ class TokenizerConfig:
         "word",
         "number",
         "sentencepiece",
+        "sentencepiece-default",
         "bpe",
         "adaptive-span",
         "sha-rnn",

@@ -14,7 +14,7 @@ from longspan.data.tokenizers.character import CharacterTokenizer
 from longspan.data.tokenizers.interface import SETTINGS, Tokenizer, TokenStream, id_type
 from longspan.data.tokenizers.number import NumberTokenizer
 from longspan.data.tokenizers.originals import fit_original
-from longspan.data.tokenizers.sentence_piece import SentencePieceTokenizer
+from longspan.data.tokenizers.sentence_piece import DefaultSentencePieceTokenizer, SentencePieceTokenizer
 from longspan.data.tokenizers.symbols import SymbolTokenizer
 from longspan.data.tokenizers.word import WordTokenizer
 from longspan.errors import UserError
@@ -27,12 +27,13 @@ _FIT: dict[str, Callable[[TokenizerConfig, Corpus], Tokenizer]] = {
     "word": WordTokenizer.fit,
     "number": NumberTokenizer.fit,
     "sentencepiece": SentencePieceTokenizer.fit,
+    "sentencepiece-default": DefaultSentencePieceTokenizer.fit,
     "bpe": BpeTokenizer.fit,
     "adaptive-span": fit_original,
     "sha-rnn": fit_original,
     "transformer-xl": fit_original,
 }
-_LEARNED = {"sentencepiece", "bpe"}
+_LEARNED = {"sentencepiece", "sentencepiece-default", "bpe"}
 _ORDERED = {"character", "word", "adaptive-span"}
 _SIZED = {"word", "number", *_LEARNED}
 _LEAST = {"word": 3, "number": 1, "sentencepiece": 258, "bpe": 256}  # <eos>, <unk> and a word; the bytes
@@ -44,6 +45,7 @@ _FORMS: dict[str, type[Tokenizer]] = {
         WordTokenizer,
         NumberTokenizer,
         SentencePieceTokenizer,
+        DefaultSentencePieceTokenizer,
         BpeTokenizer,
         SymbolTokenizer,
     )

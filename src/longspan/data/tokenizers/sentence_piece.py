@@ -48,31 +48,19 @@ class SentencePieceTokenizer(Tokenizer):
 
     @staticmethod
     def fit(config: TokenizerConfig, corpus: Corpus) -> SentencePieceTokenizer:
-        model = io.BytesIO()
-        try:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=_sample(corpus, config.lowercase),
-                model_writer=model,
-                vocab_size=config.vocabulary_size,
-                hard_vocab_limit=False,
-                byte_fallback=True,
-                normalization_rule_name="identity",
-                remove_extra_whitespaces=False,
-                add_dummy_prefix=False,
-                user_defined_symbols=["\n"],
-                unk_piece="<unused>",  # the usual name, <unk>, is an ordinary word of WikiText
-                max_sentence_length=4 * _LONGEST,
-                bos_id=-1,
-                eos_id=-1,
-                num_threads=1,  # the same pieces on every machine
-                minloglevel=2,
-            )
-        except RuntimeError as problem:
-            reason = _SOURCE.sub("", " ".join(str(problem).split())) or "it does not say why"
-            raise UserError(
-                f"sentencepiece could not learn {config.vocabulary_size} pieces from {corpus.name}: {reason}"
-            ) from None
-        return SentencePieceTokenizer(model.getvalue(), lowercase=config.lowercase)
+        model = _learned(
+            config,
+            corpus,
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            user_defined_symbols=["\n"],
+            unk_piece="<unused>",  # the usual name, <unk>, is an ordinary word of WikiText
+            bos_id=-1,
+            eos_id=-1,
+        )
+        return SentencePieceTokenizer(model, lowercase=config.lowercase)
 
     @property
     def vocabulary_size(self) -> int:
@@ -108,6 +96,50 @@ class SentencePieceTokenizer(Tokenizer):
         if self._pieces.is_byte(number):
             return bytes([int(piece[1:-1], 16)])  # <0x0A>
         return str(piece).replace(_BLANK, " ").encode()
+
+
+class DefaultSentencePieceTokenizer(SentencePieceTokenizer):
+    """SentencePiece as it is set up when nobody says anything else, for comparing with numbers made so.
+
+    Text is normalised (NFKC, blanks collapsed), lines follow each other without a sign, and a character that
+    is too rare is `<unk>`, token 0. So `<unk>` as WikiText writes it is six tokens, two of them unknown.
+    """
+
+    form = kind = "sentencepiece-default"
+    unknown_id = 0
+
+    @staticmethod
+    def fit(config: TokenizerConfig, corpus: Corpus) -> DefaultSentencePieceTokenizer:
+        model = _learned(config, corpus, normalization_rule_name="nmt_nfkc")
+        return DefaultSentencePieceTokenizer(model, lowercase=config.lowercase)
+
+    def _is_spare(self, number: int) -> bool:
+        return False
+
+    def _bytes_of(self, number: int) -> bytes:
+        return b"<unk>" if number == self.unknown_id else super()._bytes_of(number)
+
+
+def _learned(config: TokenizerConfig, corpus: Corpus, **settings: Any) -> bytes:
+    """The pieces of a corpus, in SentencePiece's own format."""
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=_sample(corpus, config.lowercase),
+            model_writer=model,
+            vocab_size=config.vocabulary_size,
+            hard_vocab_limit=False,
+            max_sentence_length=4 * _LONGEST,
+            num_threads=1,  # the same pieces on every machine
+            minloglevel=2,
+            **settings,
+        )
+    except RuntimeError as problem:
+        reason = _SOURCE.sub("", " ".join(str(problem).split())) or "it does not say why"
+        raise UserError(
+            f"sentencepiece could not learn {config.vocabulary_size} pieces from {corpus.name}: {reason}"
+        ) from None
+    return model.getvalue()
 
 
 def _sample(corpus: Corpus, lowercase: bool) -> Iterator[str]:
