@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ def of_heads(x: Tensor, heads: list[int], dim: int = 0) -> Tensor:
     return x.index_select(dim, _index(tuple(heads), x.device))
 
 
-@lru_cache(maxsize=1024)
+@cache  # for good: a recorded step knows where they lie
 def _index(heads: tuple[int, ...], device: torch.device) -> Tensor:
     """Kept on the device: a copy to it would have to wait, and could not be recorded."""
     with torch.inference_mode(False):  # whoever asks first, training will want it too

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -63,7 +63,7 @@ class Options(NamedTuple):
     windows_follow_spans: bool
 
 
-@lru_cache(maxsize=512)
+@cache  # for good: a recorded step knows where its tables lie
 def _layout(
     windows: tuple[int, ...],
     pasts: tuple[tuple[int, int], ...],
