@@ -5,9 +5,9 @@
 The shape is recipe enwik8-small (6.5M parameters) with batch 16 and block 256, in float32. Spans are set to
 what such models learn: 8 to 100 tokens, and one long head (200 to 650) in each upper layer. The baseline
 does the same mathematics in the original code's sequence of operations: memory and block are projected
-together, heads padded. (`longspan bench` pads heads too, but shares all the rest with the path it compares.)
-Both models first have to agree on outputs and gradients; then their steps are timed in turns, optimizer
-included, and the medians are compared.
+together by torch's own linear layers, heads padded. (`longspan bench` pads heads too, but shares all the
+rest with the path it compares.) Both models first have to agree on outputs and gradients; then their steps
+are timed in turns, optimizer included, and the medians are compared.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from longspan import recipes
 from longspan.config import RunConfig, schema
 from longspan.kernels.span_attention.mask import EPSILON, soft_mask
 from longspan.layers.attention import Attention
+from longspan.layers.feed_forward import FeedForward
 from longspan.models import LanguageModel, build
 from longspan.optim.adagrad import Adagrad
 from longspan.runs.environment import environment
@@ -46,9 +47,9 @@ class PaddedAttention(Attention):
         block = h_BTD.shape[1]
         window = max(self.span.windows_for(block))
         seen_BSD = torch.cat([state.tensor("memory"), h_BTD], dim=1)
-        q_NTK = self._heads(self.query(h_BTD)).flatten(0, 1)
-        k_NSK = self._heads(self.key(seen_BSD)).flatten(0, 1)[:, -(window + block) :]
-        v_NSK = self._heads(self.value(seen_BSD)).flatten(0, 1)[:, -(window + block) :]
+        q_NTK = self._heads(F.linear(h_BTD, self.query.weight)).flatten(0, 1)
+        k_NSK = self._heads(F.linear(seen_BSD, self.key.weight)).flatten(0, 1)[:, -(window + block) :]
+        v_NSK = self._heads(F.linear(seen_BSD, self.value.weight)).flatten(0, 1)[:, -(window + block) :]
         position_keys_1KW = self._positions[0].keys_LK[:window].flip(0).mT[None]
         scores_NTW = by_distance(q_NTK @ k_NSK.mT) + q_NTK @ position_keys_1KW
         weights_NTW = torch.softmax(scores_NTW / math.sqrt(self.head_width), dim=-1)
@@ -59,10 +60,21 @@ class PaddedAttention(Attention):
         out_NTK = by_key(weights_NTW) @ v_NSK
         out_BTD = out_NTK.unflatten(0, (-1, self.num_heads)).transpose(1, 2).flatten(2)
         after = State({"memory": seen_BSD[:, -self.span.memory_length :].detach().clone()})
-        return self.norm(h_BTD + self.out(out_BTD)), after
+        return self.norm(h_BTD + F.linear(out_BTD, self.out.weight)), after
 
     def _heads(self, x_BTD: Tensor) -> Tensor:
         return x_BTD.unflatten(-1, (self.num_heads, self.head_width)).transpose(1, 2)
+
+
+class PlainFeedForward(FeedForward):
+    """Linear, relu, linear, as torch has them."""
+
+    def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
+        inner = torch.relu(F.linear(h_BTD, self.expand.weight, self.expand.bias))
+        out_BTD = F.linear(
+            F.dropout(inner, self.dropout, self.training), self.contract.weight, self.contract.bias
+        )
+        return self.norm(h_BTD + out_BTD), state
 
 
 def by_distance(table_NTS: Tensor) -> Tensor:
@@ -101,6 +113,9 @@ def make_model(padded: bool) -> LanguageModel:
             module.span.fraction_H.copy_(torch.tensor(spans) / config.span.limit)
             if padded:
                 module.__class__ = PaddedAttention
+    for module in model.modules():
+        if padded and isinstance(module, FeedForward):
+            module.__class__ = PlainFeedForward
     model.after_update()
     return model
 

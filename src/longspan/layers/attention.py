@@ -10,9 +10,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from longspan.kernels.linear import FEW
+from longspan.kernels.linear import FEW, linear
 from longspan.kernels.span_attention import cuts_windows, head_groups, span_attention
 from longspan.layers.block import Block
 from longspan.layers.dropout import dropout
@@ -168,13 +167,13 @@ class Attention(Block):
             projected = [torch.unflatten(layer(x_BTD), -1, per_head) for layer in layers]
             return [of_heads(x_BTHK, order, dim=2) for x_BTHK in projected]
         weight = torch.cat([self._rows(layer.weight, order) for layer in layers])
-        return list(torch.unflatten(F.linear(x_BTD, weight), -1, (3, *per_head)).unbind(2))
+        return list(torch.unflatten(linear(x_BTD, weight), -1, (3, *per_head)).unbind(2))
 
     def _merged(self, attended_BTHK: Tensor, order: list[int], few: bool) -> Tensor:
         """Wo times what heads in this order have found."""
         if few:
             return self.out(of_heads(attended_BTHK, _places(order), dim=2).flatten(2))
-        return F.linear(attended_BTHK.flatten(2), self._rows(self.out.weight.mT, order).mT)
+        return linear(attended_BTHK.flatten(2), self._rows(self.out.weight.mT, order).mT)
 
     def _joined(self, h_BTD: Tensor, out_BTD: Tensor) -> Tensor:
         """The residual stream with what attention adds to it."""
@@ -207,7 +206,7 @@ class Attention(Block):
         if self.norm_recalled:
             near_BMD = self.norm(near_BMD)
         weight = torch.cat([self._rows(layer.weight, heads) for layer in (self.key, self.value)])
-        kv_MBX = F.linear(near_BMD.transpose(0, 1), weight)
+        kv_MBX = linear(near_BMD.transpose(0, 1), weight)
         kv_BMXK = torch.unflatten(kv_MBX, -1, (-1, self.head_width)).transpose(0, 1)
         if self.query_key_norm is None and not self._positions[0].counts:
             return kv_BMXK

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from longspan.kernels.linear import relu_feed_forward
 from longspan.layers.block import Block
 from longspan.layers.dropout import dropout
 from longspan.layers.linear import Linear
@@ -49,6 +50,10 @@ class FeedForward(Block):
         return self.norm(h_BTD + self._feed_forward(h_BTD)), state
 
     def _feed_forward(self, h_BTD: Tensor) -> Tensor:
+        if self.activation is torch.relu and self.gate is None and not h_BTD.is_cuda:
+            weights = (self.expand.weight, self.expand.bias, self.contract.weight, self.contract.bias)
+            out = relu_feed_forward(h_BTD, *weights, dropout=self.dropout if self.training else 0.0)
+            return dropout(out, self.output_dropout, self.training)
         inner = self.activation(self.expand(h_BTD))
         if self.gate is not None:
             inner = inner * self.gate(h_BTD)
