@@ -130,6 +130,24 @@ def _inner_tiles(origin, first, last, STEP: tl.constexpr):
 
 
 @triton.jit
+def _source(
+    K, V, PAST, table, b, h, reach, k_b, k_h, k_t, v_b, v_h, v_t, oldest, end,
+    FROM_BLOCK: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Where keys and values of the block or the past lie, by position, and the range that tiles cover."""
+    if FROM_BLOCK:
+        k_base = K + b.to(tl.int64) * k_b + h * k_h
+        v_base = V + b.to(tl.int64) * v_b + h * v_h
+        return k_base, v_base, k_t, v_t, tl.maximum(oldest, 0), end
+    else:
+        row = tl.load(table + 5).to(tl.int32) * WIDTH
+        past = PAST + b * tl.load(table + 4) * WIDTH + reach * row
+        k_base = past + tl.load(table + 2) * WIDTH
+        v_base = past + tl.load(table + 3) * WIDTH
+        return k_base, v_base, row, row, tl.minimum(-tl.cdiv(-oldest, BN) * BN, 0), tl.minimum(end, 0)
+
+
+@triton.jit
 def _forward_tiles(
     start, stop, top, z, y, acc, q, t, row_key, k_base, v_base, k_row, v_row, r_base, r_row,
     window, reach, filled, edge, T, slope, scale, threshold,
@@ -218,18 +236,9 @@ def forward_kernel(
     farthest = tl.maximum(t0 + BM - 1 - far, -tl.minimum(reach, filled))
     farthest = tl.where(t0 + BM <= T, farthest, end)
     for from_block in tl.static_range(2):
-        if from_block:
-            k_base = K + b.to(tl.int64) * k_b + h * k_h
-            v_base = V + b.to(tl.int64) * v_b + h * v_h
-            k_row, v_row = k_t, v_t
-            start, stop = tl.maximum(oldest, 0), end
-        else:
-            k_row = tl.load(table + 5).to(tl.int32) * WIDTH
-            past = PAST + b * tl.load(table + 4) * WIDTH + reach * k_row
-            k_base = past + tl.load(table + 2) * WIDTH
-            v_base = past + tl.load(table + 3) * WIDTH
-            v_row = k_row
-            start, stop = tl.minimum(-tl.cdiv(-oldest, BN) * BN, 0), tl.minimum(end, 0)
+        k_base, v_base, k_row, v_row, start, stop = _source(
+            K, V, PAST, table, b, h, reach, k_b, k_h, k_t, v_b, v_h, v_t, oldest, end, from_block, WIDTH, BN
+        )  # fmt: skip
         inside, beyond = _inner_tiles(start, farthest, tl.minimum(t0 - FIRST + 1, stop), BN)
         for part in tl.static_range(3):
             if part == 0:
@@ -386,18 +395,9 @@ def query_gradient_kernel(
     farthest = tl.maximum(t0 + BM - 1 - far, -tl.minimum(reach, filled))
     farthest = tl.where(t0 + BM <= T, farthest, end)
     for from_block in tl.static_range(2):
-        if from_block:
-            k_base = K + b.to(tl.int64) * k_b + h * k_h
-            v_base = V + b.to(tl.int64) * v_b + h * v_h
-            k_row, v_row = k_t, v_t
-            start, stop = tl.maximum(oldest, 0), end
-        else:
-            k_row = tl.load(table + 5).to(tl.int32) * WIDTH
-            past = PAST + b * tl.load(table + 4) * WIDTH + reach * k_row
-            k_base = past + tl.load(table + 2) * WIDTH
-            v_base = past + tl.load(table + 3) * WIDTH
-            v_row = k_row
-            start, stop = tl.minimum(-tl.cdiv(-oldest, BN) * BN, 0), tl.minimum(end, 0)
+        k_base, v_base, k_row, v_row, start, stop = _source(
+            K, V, PAST, table, b, h, reach, k_b, k_h, k_t, v_b, v_h, v_t, oldest, end, from_block, WIDTH, BN
+        )  # fmt: skip
         inside, beyond = _inner_tiles(start, farthest, tl.minimum(t0 - FIRST + 1, stop), BN)
         for part in tl.static_range(3):
             if part == 0:
