@@ -228,8 +228,12 @@ class Attention(Block):
         """What is remembered, with the new rows: as many as the memory holds, or as a group of heads sees."""
         length = self.span.memory_length if reach is None else min(self.span.memory_length, reach)
         kept, new = _last(old, max(0, length - new.shape[1])), _last(new, length)
-        # It lies in memory position by position: the last rows of all texts are then one piece.
-        return torch.cat([kept.to(new.dtype).transpose(0, 1), new.transpose(0, 1)]).transpose(0, 1)
+        # It lies in memory position by position: the last rows of all texts are then one piece. (Rows that lie
+        # otherwise, as the new ones do, would make `cat` slow for all.)
+        rows = new.new_empty(kept.shape[1] + new.shape[1], new.shape[0], *new.shape[2:]).transpose(0, 1)
+        rows[:, : kept.shape[1]] = kept
+        rows[:, kept.shape[1] :] = new
+        return rows
 
     def _filled(self, state: State) -> Tensor:
         """How many rows of the memory are there."""
