@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from longspan.config import ShaRnnConfig
 from longspan.errors import UserError
 from longspan.heads import SplitSoftmaxHead
-from longspan.layers import sha_attention
+from longspan.layers import recurrent, sha_attention
 from longspan.layers.boom import Boom
+from longspan.layers.recurrent import Recurrent
 from longspan.layers.sha_attention import SingleHeadAttention
 from longspan.models import LanguageModel, build
 from longspan.models.sha_rnn import collapse_value_gates, drop_memory
@@ -228,13 +229,68 @@ def test_settings_that_mean_nothing(wrong, message):
         ShaRnnConfig(**wrong)
 
 
-def test_attention_written_out_is_that_of_torch():
+@pytest.mark.parametrize("memory", [0, 4])
+def test_attention_written_out_is_that_of_torch(memory):
+    """Over memory and block as two pieces, or the block alone, rows hidden in one text of the two."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, rows, 6, dtype=torch.float64, requires_grad=True) for rows in (3, 7, 7))
-    visible = sha_attention._visible(3, 7, torch.tensor([4, 1]))
-    ways = (sha_attention._attend_by_torch, sha_attention._attend_by_products)
-    results = []
-    for attend in ways:
-        out = attend(q, k, v, visible, 0.0)
+    visible = sha_attention._visible(3, memory + 3, torch.tensor([4, 1]))
+    cuts, results = [length for length in (memory, 3) if length], []
+    for attend, sizes in (
+        (sha_attention._attend_by_torch, [memory + 3]),
+        (sha_attention._attend_by_products, cuts),
+    ):
+        out = attend(q, k[:, -sum(cuts) :].split(sizes, 1), v[:, -sum(cuts) :].split(sizes, 1), visible, 0.0)
         results.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
-    torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=1e-11)
+
+
+def test_attention_written_out_drops_weights_and_keeps_their_mean():
+    q, k, v = (torch.randn(1, rows, 6) for rows in (200, 200, 200))
+    visible = sha_attention._visible(200, 200, torch.tensor([0]))
+    v = torch.ones_like(v)
+    plain, dropped = (sha_attention._attend_by_products(q, [k], [v], visible, p) for p in (0.0, 0.3))
+    torch.testing.assert_close(plain, v)
+    assert dropped[:, 20:].std() > 0.01
+    assert dropped[:, 20:].mean().item() == pytest.approx(1.0, abs=0.03)
+
+
+@pytest.mark.parametrize("scale", [1.0, 64.0])
+def test_scaled_gradients_of_an_lstm_come_out_as_they_are(scale, monkeypatch):
+    """What autocast on a GPU does, in full precision."""
+    torch.manual_seed(0)
+    block = Recurrent(6, dropout=0.0, epsilon=1e-12).double()
+    plain = nn.LSTM(6, 6, batch_first=True).double()
+    plain.load_state_dict(block.lstm.state_dict())
+    monkeypatch.setattr(recurrent, "_precision", lambda h: (h.dtype, scale))
+    h = torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)
+    out, state = block(h, block.initial_state(2))
+    expected, (hidden, cell) = plain(block.norm(h))
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(state.tensor("hidden"), hidden[0])
+    torch.testing.assert_close(state.tensor("cell"), cell[0])
+    (dh,) = torch.autograd.grad(out.square().sum(), h, retain_graph=True)
+    torch.testing.assert_close(dh, torch.autograd.grad(expected.square().sum(), h, retain_graph=True)[0])
+    ours = torch.autograd.grad(out.square().sum(), list(block.lstm.parameters()))
+    torch.testing.assert_close(ours, torch.autograd.grad(expected.square().sum(), list(plain.parameters())))
+
+
+def test_what_surrounds_an_lstm_compiles_and_its_gradients_lie_in_order():
+    """Else cuDNN would put them in order, row by row."""
+    torch.manual_seed(0)
+    enter, leave = (
+        torch.compile(part, backend="aot_eager", fullgraph=True)
+        for part in (recurrent._enter, recurrent._leave)
+    )
+    h = torch.randn(2, 5, 6, requires_grad=True)
+    norm, full = nn.LayerNorm(6), torch.float32
+    x = enter(h, norm, full, 8.0)
+    assert x.is_contiguous()
+    torch.testing.assert_close(x, norm(h).transpose(0, 1))
+    out = leave(x, full, 8.0, 0.0)
+    assert out.is_contiguous()
+    dx, dh = torch.autograd.grad(out.square().sum(), (x, h))
+    assert dx.is_contiguous()
+    assert dh.is_contiguous()
+    torch.testing.assert_close(dx, 8 * 2 * x)
+    torch.testing.assert_close(dh, torch.autograd.grad(norm(h).square().sum(), h)[0])

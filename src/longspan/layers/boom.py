@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longspan.layers.block import Block
+from longspan.layers.dropout import dropout
 from longspan.state import State
 
 
@@ -27,9 +28,9 @@ class Boom(Block):
         width = h_BTD.shape[-1]
         whole = self.expand.out_features // width * width  # what fills no piece takes no part
         inner = _gelu(F.linear(self.norm(h_BTD), self.expand.weight[:whole], self.expand.bias[:whole]))
-        inner = F.dropout(inner, self.dropout, self.training)
+        inner = dropout(inner, self.dropout, self.training)
         sum_BTD = torch.unflatten(inner, -1, (-1, width)).sum(dim=-2)
-        return self.residual_norm(h_BTD) + F.dropout(sum_BTD, self.dropout, self.training), state
+        return self.residual_norm(h_BTD) + dropout(sum_BTD, self.dropout, self.training), state
 
 
 def _gelu(x: Tensor) -> Tensor:

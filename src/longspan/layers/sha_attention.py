@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longspan.layers.block import Block
+from longspan.layers.dropout import dropout
 from longspan.state import State
 
 
@@ -50,8 +54,9 @@ class SingleHeadAttention(Block):
         x_BTD = self.norm(h_BTD)
         past_BMD, filled_B = state.tensor("memory"), state.tensor("filled")
         forgotten = max(0, past_BMD.shape[1] - max(0, self.memory_length - h_BTD.shape[1]))
-        g_BSD = torch.cat([past_BMD[:, forgotten:], self.memory_norm(h_BTD)], dim=1)
-        attended_BTD = self._attend(x_BTD, g_BSD, filled_B)
+        pieces = [piece for piece in (past_BMD[:, forgotten:], self.memory_norm(h_BTD)) if piece.shape[1]]
+        g_BSD = torch.cat(pieces, dim=1)
+        attended_BTD = self._attend(x_BTD, pieces if h_BTD.is_cuda else [g_BSD], filled_B)
         after = State(
             {
                 "memory": g_BSD[:, max(0, g_BSD.shape[1] - self.memory_length) :],
@@ -64,20 +69,21 @@ class SingleHeadAttention(Block):
         """Replace the gate by the vector that it computes from its weights: the same output, no training."""
         self.value_gate = FixedGate(self.value_gate().detach())
 
-    def _attend(self, x_BTD: Tensor, g_BSD: Tensor, filled_B: Tensor) -> Tensor:
+    def _attend(self, x_BTD: Tensor, pieces: Sequence[Tensor], filled_B: Tensor) -> Tensor:
+        """To g, which may come in pieces."""
         q_BTD = self._drop(torch.sigmoid(self.query_scale_D) * self.query_norm(self.query(x_BTD)))
         attend = _attend_by_products if x_BTD.is_cuda else _attend_by_torch
         attended_BTD = attend(
             torch.sigmoid(self.key_scale_D) * q_BTD,
-            g_BSD,
-            self._drop(g_BSD),
-            _visible(x_BTD.shape[1], g_BSD.shape[1], filled_B),
+            pieces,
+            [self._drop(piece) for piece in pieces],
+            _visible(x_BTD.shape[1], sum(piece.shape[1] for piece in pieces), filled_B),
             self.dropout if self.training else 0.0,
         )
         return self.value_gate() * attended_BTD
 
     def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
+        return dropout(x, self.dropout, self.training)
 
 
 class ValueGate(nn.Module):
@@ -107,19 +113,59 @@ class FixedGate(nn.Module):
 
 
 def _attend_by_torch(
-    q_BTD: Tensor, k_BSD: Tensor, v_BSD: Tensor, visible_BTS: Tensor, dropout: float
+    q_BTD: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], visible_BTS: Tensor, dropped: float
 ) -> Tensor:
-    return F.scaled_dot_product_attention(q_BTD, k_BSD, v_BSD, attn_mask=visible_BTS, dropout_p=dropout)
+    (k_BSD,), (v_BSD,) = keys, values
+    return F.scaled_dot_product_attention(q_BTD, k_BSD, v_BSD, attn_mask=visible_BTS, dropout_p=dropped)
 
 
 def _attend_by_products(
-    q_BTD: Tensor, k_BSD: Tensor, v_BSD: Tensor, visible_BTS: Tensor, dropout: float
+    q_BTD: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], visible_BTS: Tensor, dropped: float
 ) -> Tensor:
     """The same written out: torch's kernels for GPUs take no head as wide as this, and what it does instead
-    multiplies in full precision."""
-    scores_BTS = (q_BTD / math.sqrt(q_BTD.shape[-1])) @ k_BSD.mT
-    weights_BTS = scores_BTS.masked_fill(~visible_BTS, -math.inf).softmax(dim=-1, dtype=torch.float32)
-    return F.dropout(weights_BTS, dropout).to(v_BSD.dtype) @ v_BSD
+    multiplies in full precision.
+
+    Memory and block are pieces of their own, since only the block wants gradients.
+    """
+    q_BTD = q_BTD / math.sqrt(q_BTD.shape[-1])
+    visible = visible_BTS.split([k.shape[1] for k in keys], dim=-1)
+    scores = [q_BTD @ k.mT for k in keys]
+    totals = [_seen(s, v).detach().logsumexp(-1, keepdim=True) for s, v in zip(scores, visible, strict=True)]
+    total_BT1 = torch.cat(totals, dim=-1).logsumexp(-1, keepdim=True)
+    weights, sums = zip(
+        *(_weights(s, v, total_BT1) for s, v in zip(scores, visible, strict=True)), strict=True
+    )
+    attended = [dropout(w, dropped, True).to(v.dtype) @ v for w, v in zip(weights, values, strict=True)]
+    # The sum of all weights is one but for rounding. It is there for its gradient: what a softmax takes from
+    # all scores of a row is then a number of the row that is known before the gradients of its weights are.
+    return reduce(torch.add, attended) / reduce(torch.add, sums)
+
+
+def _seen(scores_BTS: Tensor, visible_BTS: Tensor) -> Tensor:
+    full = torch.promote_types(scores_BTS.dtype, torch.float32)
+    return scores_BTS.to(full).masked_fill(~visible_BTS, -math.inf)
+
+
+def _weights(scores_BTS: Tensor, visible_BTS: Tensor, total_BT1: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(scores - total), and its sum over the keys."""
+    return _Weights.apply(scores_BTS, visible_BTS, total_BT1)  # type: ignore[no-untyped-call]
+
+
+class _Weights(torch.autograd.Function):
+    """Nothing is kept for the backward pass but the weights in the precision of the scores."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, scores_BTS: Tensor, visible_BTS: Tensor, total_BT1: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        weights_BTS = torch.exp(_seen(scores_BTS, visible_BTS) - total_BT1).to(scores_BTS.dtype)
+        ctx.save_for_backward(weights_BTS)
+        return weights_BTS, weights_BTS.sum(-1, keepdim=True, dtype=total_BT1.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dweights_BTS: Tensor, dsum_BT1: Tensor) -> tuple[Tensor, None, None]:
+        (weights_BTS,) = ctx.saved_tensors
+        return (weights_BTS * (dweights_BTS + dsum_BT1)).to(weights_BTS.dtype), None, None
 
 
 def _visible(block: int, keys: int, filled_B: Tensor) -> Tensor:
