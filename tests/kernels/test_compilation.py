@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 pytest.importorskip("triton")
 
 KERNELS = ("forward_kernel", "query_gradient_kernel", "key_gradient_kernel", "slot_gradient_kernel")
+PLACING = ("place_kernel", "gradient_kernel")
 NUMBERS = {"ramp": "fp32", "slope": "fp32", "scale": "fp32", "keep_scale": "fp32", "threshold": "i64"}
 POINTERS = {
     "LSE": "*fp32",
@@ -25,22 +27,36 @@ SIZES = ("B", "H", "T", "P")
 
 
 def compile_kernel(name: str, *, everything: bool) -> int:
-    """Compile a kernel for compute capability 9.0 with all its parts or with none; the size of its code."""
+    """Compile a kernel of attention for compute capability 9.0, as `_size_of` does."""
+    from longspan.kernels.span_attention import triton as kernels
+
+    constants = {"FIRST": 1, "WIDTH": 64 if everything else 40, "BK": 64, "BM": 64, "BN": 32}
+    constants |= {"PRECISION": "tf32", "RENORMALISE": True}
+    return _size_of(getattr(kernels, name), constants, POINTERS, everything)
+
+
+def compile_placing(name: str, *, everything: bool) -> int:
+    from longspan.kernels.placing import triton as kernels
+
+    width = 64 if everything else 40
+    constants = {"WIDTH": width, "E": width // 2, "BE": 32, "BT": 32, "EPSILON": 1e-6}
+    constants |= {"NORMED": everything, "TURNED": everything}
+    pointers = {"GAIN": "*fp32", "DGAIN": "*fp32", "FIRST": "*i64", "TURNS": "*fp64"}
+    return _size_of(getattr(kernels, name), constants, pointers, everything)
+
+
+def _size_of(kernel: Any, constants: dict[str, Any], pointers: dict[str, str], everything: bool) -> int:
+    """The size of its code, with all its parts or with none."""
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from longspan.kernels.span_attention import triton as kernels
-
-    kernel = getattr(kernels, name)
-    constants = {"FIRST": 1, "WIDTH": 64 if everything else 40, "BK": 64, "BM": 64, "BN": 32}
-    constants |= {"PRECISION": "tf32", "RENORMALISE": True}
     signature, values = {}, {}
     for place, argument in enumerate(kernel.arg_names):
         if argument in constants or argument.startswith(("HAS_", "FOLLOWS", "WHOLE_SLOTS")):
             signature[argument] = "constexpr"
             values[(place,)] = constants.get(argument, everything)
         elif argument.isupper() and argument not in SIZES:
-            signature[argument] = POINTERS.get(argument, "*bf16")
+            signature[argument] = pointers.get(argument, "*bf16")
         else:
             signature[argument] = NUMBERS.get(argument, "i32")
     source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=values)
@@ -53,7 +69,9 @@ def compile_kernel(name: str, *, everything: bool) -> int:
 def test_every_kernel_compiles(everything: bool) -> None:
     """In a process of its own: the interpreter that other tests use takes the compiler's place."""
     program = (
-        f"from {__name__} import *\nfor name in KERNELS: assert compile_kernel(name, everything={everything})"
+        f"from {__name__} import *\n"
+        f"for name in KERNELS: assert compile_kernel(name, everything={everything})\n"
+        f"for name in PLACING: assert compile_placing(name, everything={everything})\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from longspan.config import ModernConfig, SpanConfig
 from longspan.heads import SoftmaxHead
+from longspan.kernels.placing import place
 from longspan.layers.feed_forward import squared_relu
-from longspan.layers.rotary import RotaryPositions
 from longspan.layers.short_convolution import ShortConvolution
 from longspan.models import LanguageModel, Stack, build
 from longspan.models.cost import Shape, flops, model_flops
@@ -42,6 +42,12 @@ def text(length: int, batch: int = 2) -> Tensor:
     return torch.randint(V, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
+def placed(x: Tensor, first: Tensor, base: float = 10000.0) -> Tensor:
+    """Keys at their positions."""
+    rows = torch.cat([x, torch.zeros_like(x)], dim=2)
+    return place(rows, x.shape[2], first_B=first, base=base).k_BTHK
+
+
 class TestRotary:
     def test_pairs_turn_as_complex_numbers(self) -> None:
         x = torch.randn(2, 5, 3, 8, dtype=torch.float64)
@@ -50,21 +56,20 @@ class TestRotary:
         n = first[:, None, None, None] + torch.arange(5)[:, None, None]
         turned = pairs * torch.exp(1j * n * 50.0 ** (-torch.arange(4, dtype=torch.float64) / 4))
         expected = torch.cat([turned.real, turned.imag], dim=-1)
-        torch.testing.assert_close(RotaryPositions(base=50.0).placed(x, first), expected)
+        torch.testing.assert_close(placed(x, first, base=50.0), expected)
 
     def test_only_differences_count_however_far_the_text_has_gone(self) -> None:
-        positions = RotaryPositions()
         q, k = torch.randn(2, 1, 7, 1, 64)
 
         def scores(start: int) -> Tensor:
             first = torch.tensor([start])
-            return torch.einsum("bthk,bshk->ts", positions.placed(q, first), positions.placed(k, first - 3))
+            return torch.einsum("bthk,bshk->ts", placed(q, first), placed(k, first - 3))
 
         torch.testing.assert_close(scores(10**9), scores(0), rtol=1e-4, atol=1e-4)
 
     def test_half_precision_stays_half_precision(self) -> None:
         x = torch.randn(1, 3, 2, 8, dtype=torch.bfloat16)
-        assert RotaryPositions().placed(x, torch.tensor([0])).dtype == torch.bfloat16
+        assert placed(x, torch.tensor([0])).dtype == torch.bfloat16
 
 
 ACTIVATIONS = {

@@ -5,13 +5,15 @@ Shapes: B batch, T block, M memory, H heads, D width, K head width, G heads of o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import accumulate
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from longspan.kernels.linear import FEW, linear
+from longspan.kernels.placing import Placed, place
 from longspan.kernels.span_attention import cuts_windows, head_groups, span_attention
 from longspan.layers.block import Block
 from longspan.layers.dropout import dropout
@@ -106,11 +108,8 @@ class Attention(Block):
         windows, groups = self._windows_and_groups(h_BTD.shape[1], h_BTD)
         order = [head for heads in groups for head in heads]
         few = h_BTD.shape[0] * h_BTD.shape[1] <= FEW  # then queries, keys and values are ordered, not weights
-        q_BTHK, k_BTHK, v_BTHK = self._projected(x_BTD, order, few)
-        if self.query_key_norm is not None:
-            q_BTHK = self.query_key_norm.queries(q_BTHK, order)
-        q_BTHK, k_BTHK = self._placed(q_BTHK, state), self._keys(k_BTHK, state)
-        q_BHTK, k_BHTK, v_BHTK = (x_BTHK.transpose(1, 2) for x_BTHK in (q_BTHK, k_BTHK, v_BTHK))
+        *qkv, new_BTXK = self._placed(self._projected(x_BTD, order, few), state, order)
+        q_BHTK, k_BHTK, v_BHTK = (x_BTHK.transpose(1, 2) for x_BTHK in qkv)
         reaches = [max(windows[head] for head in heads) for heads in groups]
         past = [kv_BMXK.to(k_BHTK.dtype) for kv_BMXK in self._recall(state, groups, reaches)]
         terms = self._positions[0].terms(q_BHTK, max(windows), order)
@@ -134,13 +133,11 @@ class Attention(Block):
         )
         out_BTD = self._merged(attended_BHTK.transpose(1, 2), order, few)
         if "past" in state:
-            new = _packed(k_BTHK, v_BTHK, [len(heads) for heads in groups])
+            new = _of_groups(new_BTXK, [len(heads) for heads in groups])
             remembered: dict[str, State | Tensor] = {"past": _numbered(map(self._append, past, new, reaches))}
         elif self.keeps_keys:
-            new_BTXK = torch.cat(
-                [of_heads(x_BTHK, _places(order), dim=2) for x_BTHK in (k_BTHK, v_BTHK)], dim=2
-            )
-            remembered = {"memory": self._append(state.tensor("memory"), new_BTXK)}
+            in_place = of_heads(new_BTXK, _of_kinds(2, _places(order), self.num_heads), dim=2)
+            remembered = {"memory": self._append(state.tensor("memory"), in_place)}
         else:
             # Of what is only projected again, no more needs to be kept than the projection reads.
             new_BTD = h_BTD if self.norm_recalled else x_BTD.to(k_BHTK.dtype)
@@ -160,14 +157,14 @@ class Attention(Block):
         windows = self.span.windows_for(block)
         return windows, head_groups(windows)
 
-    def _projected(self, x_BTD: Tensor, order: list[int], few: bool) -> list[Tensor]:
-        """Queries, keys and values of the heads in this order, each [B, T, H, K]."""
-        layers, per_head = (self.query, self.key, self.value), (self.num_heads, self.head_width)
+    def _projected(self, x_BTD: Tensor, order: list[int], few: bool) -> Tensor:
+        """Queries, then keys, then values of the heads in this order, [B, T, 3H, K]."""
+        layers, per_head = (self.query, self.key, self.value), (3 * self.num_heads, self.head_width)
         if few:
-            projected = [torch.unflatten(layer(x_BTD), -1, per_head) for layer in layers]
-            return [of_heads(x_BTHK, order, dim=2) for x_BTHK in projected]
+            rows_BTRK = torch.unflatten(torch.cat([layer(x_BTD) for layer in layers], dim=-1), -1, per_head)
+            return of_heads(rows_BTRK, _of_kinds(3, order, self.num_heads), dim=2)
         weight = torch.cat([self._rows(layer.weight, order) for layer in layers])
-        return list(torch.unflatten(linear(x_BTD, weight), -1, (3, *per_head)).unbind(2))
+        return torch.unflatten(linear(x_BTD, weight), -1, per_head)
 
     def _merged(self, attended_BTHK: Tensor, order: list[int], few: bool) -> Tensor:
         """Wo times what heads in this order have found."""
@@ -195,8 +192,7 @@ class Attention(Block):
         for heads, reach in zip(groups, reaches, strict=True):
             near = _last(state.tensor("memory"), reach)
             if self.keeps_keys:
-                columns = [*heads, *(self.num_heads + head for head in heads)]
-                past.append(of_heads(near, columns, dim=2))
+                past.append(of_heads(near, _of_kinds(2, heads, self.num_heads), dim=2))
             else:
                 past.append(self._project(near, heads, state))
         return past
@@ -208,21 +204,19 @@ class Attention(Block):
         weight = torch.cat([self._rows(layer.weight, heads) for layer in (self.key, self.value)])
         kv_MBX = linear(near_BMD.transpose(0, 1), weight)
         kv_BMXK = torch.unflatten(kv_MBX, -1, (-1, self.head_width)).transpose(0, 1)
-        if self.query_key_norm is None and not self._positions[0].counts:
-            return kv_BMXK
-        k_BMGK, v_BMGK = kv_BMXK.chunk(2, dim=2)
-        return torch.cat([self._keys(k_BMGK, state, first=-near_BMD.shape[1]), v_BMGK], dim=2)
+        return self._placed(kv_BMXK, state, heads, first=-near_BMD.shape[1]).kv_BTXK
 
-    def _keys(self, k_BTHK: Tensor, state: State, first: int = 0) -> Tensor:
-        """Projected keys as they are multiplied and remembered."""
-        if self.query_key_norm is not None:
-            k_BTHK = self.query_key_norm.keys(k_BTHK)
-        return self._placed(k_BTHK, state, first)
+    def _placed(self, rows_BTRK: Tensor, state: State, heads: list[int], first: int = 0) -> Placed:
+        """What was projected for these heads, normed and at its positions.
 
-    def _placed(self, x_BTHK: Tensor, state: State, first: int = 0) -> Tensor:
-        """Queries or keys at their positions, of which the first is counted from the block's beginning."""
-        positions = self._positions[0]
-        return positions.placed(x_BTHK, state.tensor("read") + first) if positions.counts else x_BTHK
+        The first position is counted from the beginning of the block.
+        """
+        gain_H = None if self.query_key_norm is None else of_heads(self.query_key_norm.gain_H, heads)
+        base = self._positions[0].base
+        if base is None:
+            return place(rows_BTRK, len(heads), gain_H=gain_H)
+        first_B = state.tensor("read") + first if first else state.tensor("read")
+        return place(rows_BTRK, len(heads), gain_H=gain_H, first_B=first_B, base=base)
 
     def _append(self, old: Tensor, new: Tensor, reach: int | None = None) -> Tensor:
         """What is remembered, with the new rows: as many as the memory holds, or as a group of heads sees."""
@@ -267,10 +261,16 @@ def _places(order: list[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-def _packed(k_BTHK: Tensor, v_BTHK: Tensor, sizes: list[int]) -> list[Tensor]:
+def _of_kinds(kinds: int, heads: Sequence[int], num_heads: int) -> list[int]:
+    """Where some heads stand in a row of all heads' keys and then all values, or of more kinds."""
+    return [kind * num_heads + head for kind in range(kinds) for head in heads]
+
+
+def _of_groups(kv_BTXK: Tensor, sizes: list[int]) -> list[Tensor]:
     """Keys and values of every group of heads, [B, T, 2G, K]."""
-    keys, values = (x_BTHK.split(sizes, dim=2) for x_BTHK in (k_BTHK, v_BTHK))
-    return [torch.cat(pair, dim=2) for pair in zip(keys, values, strict=True)]
+    ends = list(accumulate(sizes))
+    groups = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    return [of_heads(kv_BTXK, _of_kinds(2, heads, ends[-1]), dim=2) for heads in groups]
 
 
 def _numbered(tensors: Iterable[Tensor]) -> State:

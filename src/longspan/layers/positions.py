@@ -36,12 +36,13 @@ class Positions(nn.Module, ABC):
     has_keys: bool = True
     """Whether distances have keys, of which there is one for every distance in a window."""
 
-    counts: bool = False
-    """Whether `placed` changes anything: the state then counts the tokens that were read."""
+    base: float | None = None
+    """Of the rotation by which positions turn queries and keys, if they do."""
 
-    def placed(self, x_BTHK: Tensor, first_B: Tensor) -> Tensor:
-        """Queries or keys as they are multiplied, of the positions from `first_B` on."""
-        return x_BTHK
+    @property
+    def counts(self) -> bool:
+        """Whether the state counts the tokens that were read: only a rotation asks where the block begins."""
+        return self.base is not None
 
     @abstractmethod
     def terms(self, q_BHTK: Tensor, window: int, heads: list[int]) -> Terms:

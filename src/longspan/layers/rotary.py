@@ -1,10 +1,9 @@
-"""Rotary positions. Shapes: B batch, T positions, H heads, K head width, E = K / 2."""
+"""Rotary positions. Shapes: B batch, H heads, T block, K head width, E = K / 2."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from longspan.kernels.rotation import rotate
 from longspan.layers.positions import Positions, Terms
 
 
@@ -18,7 +17,6 @@ class RotaryPositions(Positions):
 
     shared = False
     has_keys = False
-    counts = True
 
     def __init__(self, base: float = 10000.0) -> None:
         super().__init__()
@@ -26,6 +24,3 @@ class RotaryPositions(Positions):
 
     def terms(self, q_BHTK: Tensor, window: int, heads: list[int]) -> Terms:
         return Terms(q_BHTK, None, None)
-
-    def placed(self, x_BTHK: Tensor, first_B: Tensor) -> Tensor:
-        return rotate(x_BTHK, first_B, self.base)
