@@ -108,6 +108,7 @@ VARIANTS: dict[str, ModelConfig] = {
         dropout=0.1,
     ),
     "modern, convolution": dataclasses.replace(MODERN, convolution=3, positions="learned"),
+    "modern, n-grams": dataclasses.replace(MODERN, ngrams=(2, 4), ngram_rows=150, memory="keys-values"),
     "modern, swiglu": dataclasses.replace(MODERN, feed_forward="swiglu", query_key_norm=False),
     "adaptive-span, windows": with_span(kind="fixed", windows=WINDOWS),
     "adaptive-span, adaptive softmax": dataclasses.replace(SMALL, vocabulary=WORDS),
@@ -331,7 +332,7 @@ def test_flat_form_has_names_and_comes_back(model):
     state = warm_state(model, 2)
     flat = state.flatten()
     assert flat
-    assert all(name.startswith("blocks.") for name in flat)
+    assert all(name.startswith(("blocks.", "ngrams.")) for name in flat)
     back = State.unflatten(flat)
     assert equal(back, state)
     tokens = random_tokens(2, 5)

@@ -32,6 +32,8 @@ num_heads = 2
 inner_width = 32
 memory = "keys-values"
 feed_forward = "swiglu"
+ngrams = [2, 3]
+ngram_rows = 300
 tied = true
 softcap = 15.0
 

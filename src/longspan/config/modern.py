@@ -30,6 +30,13 @@ class ModernConfig:
     convolution: int = option(
         0, help="let the first layer read this many tokens, itself and those right before, as one; 0 for none"
     )
+    ngrams: tuple[int, ...] = option(
+        (),
+        help="let embeddings say what the last tokens mean together: 2 for pairs, 3 for triples, and so on",
+    )
+    ngram_rows: int = option(
+        4096, help="rows of the table for each of ngrams, which share them by a hash where they are more"
+    )
     query_key_norm: bool = option(True, help="norm queries and keys in every head")
     memory: Literal["hidden", "keys-values"] = option(
         "hidden",
@@ -56,6 +63,10 @@ class ModernConfig:
             )
         if self.convolution < 0 or self.convolution == 1:
             raise ValueError("convolution must be 0 for none, or at least 2")
+        if any(n < 2 for n in self.ngrams) or len(set(self.ngrams)) < len(self.ngrams):
+            raise ValueError("ngrams must be different numbers of tokens, each at least 2")
+        if not 1 <= self.ngram_rows < 2**31:
+            raise ValueError("ngram_rows must be at least 1 and below 2147483648")
         if not self.rotary_base > 1.0:
             raise ValueError("rotary_base must be above 1")
         if not 0.0 <= self.dropout < 1.0:

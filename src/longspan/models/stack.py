@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from longspan.heads import Head
 from longspan.layers.block import Block
 from longspan.layers.embeddings import AdaptiveEmbedding
+from longspan.layers.ngrams import NgramEmbeddings
 from longspan.layers.span import LearnedSpan, clamp_and_read
 from longspan.models.interface import LanguageModel
 from longspan.state import State
@@ -21,8 +22,8 @@ class Stack(LanguageModel):
     """embedding -> block, block, block ... -> head.
 
     `shared` modules are used by several blocks and owned by the stack. `dropout` acts on the embeddings and
-    on what the head gets. Learned spans, wherever they are in the blocks, report their penalty and sizes
-    through the hooks of the interface.
+    on what the head gets. `ngrams` add to the embeddings what tokens mean together. Learned spans, wherever
+    they are in the blocks, report their penalty and sizes through the hooks of the interface.
     """
 
     def __init__(
@@ -34,9 +35,11 @@ class Stack(LanguageModel):
         shared: Mapping[str, nn.Module] | None = None,
         final_norm: nn.Module | None = None,
         dropout: float = 0.0,
+        ngrams: NgramEmbeddings | None = None,
     ) -> None:
         super().__init__()
         self.embedding = embedding
+        self.ngrams = ngrams
         self.blocks = nn.ModuleList(blocks)
         self.shared = nn.ModuleDict(shared)
         self.final_norm = final_norm
@@ -46,26 +49,39 @@ class Stack(LanguageModel):
         self.register_load_state_dict_post_hook(_refresh_after_loading)  # type: ignore[no-untyped-call]
 
     def initial_state(self, batch_size: int) -> State:
-        return self._each_block(lambda block, _: block.initial_state(batch_size))
+        begun = {} if self.ngrams is None else {"ngrams": self.ngrams.initial_state(batch_size)}
+        return State(begun | {"blocks": self._each_block(lambda block, _: block.initial_state(batch_size))})
 
     def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
-        h_BTD = F.dropout(self.embedding(tokens_BT), self.dropout, self.training)
+        h_BTD, read = self._embedded(tokens_BT, state)
+        h_BTD = F.dropout(h_BTD, self.dropout, self.training)
         after: dict[str, State | Tensor] = {}
         for name, block in self.blocks.named_children():
             h_BTD, after[name] = block(h_BTD, state.branch("blocks").branch(name))
         if self.final_norm is not None:
             h_BTD = self.final_norm(h_BTD)
-        return F.dropout(h_BTD, self.dropout, self.training), State({"blocks": State(after)})
+        return F.dropout(h_BTD, self.dropout, self.training), State(read | {"blocks": State(after)})
+
+    def _embedded(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, dict[str, State]]:
+        """What the blocks get, and what is remembered of the tokens themselves."""
+        e_BTD: Tensor = self.embedding(tokens_BT)
+        if self.ngrams is None:
+            return e_BTD, {}
+        together_BTD, read = self.ngrams(tokens_BT, state.branch("ngrams"))
+        return e_BTD + together_BTD, {"ngrams": read}
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile every block on its own: blocks of a kind share their code."""
         for block in self.blocks:
             assert isinstance(block, Block)
             block.compile_parts()
+        if self.ngrams is not None:
+            self.ngrams.compile()
 
     def decoding_state(self, state: State) -> State:
         blocks = state.branch("blocks")
-        return self._each_block(lambda block, name: block.decoding_state(blocks.branch(name)))
+        prepared = self._each_block(lambda block, name: block.decoding_state(blocks.branch(name)))
+        return State({**state, "blocks": prepared})
 
     def shape_key(self, state: State) -> Hashable | None:
         return tuple(block.shape_key() for block in self.blocks if isinstance(block, Block))
@@ -97,7 +113,7 @@ class Stack(LanguageModel):
 
     def _each_block(self, make: Callable[[Block, str], State]) -> State:
         named = ((name, block) for name, block in self.blocks.named_children() if isinstance(block, Block))
-        return State({"blocks": State({name: make(block, name) for name, block in named})})
+        return State({name: make(block, name) for name, block in named})
 
 
 def _refresh_after_loading(model: nn.Module, _: Any) -> None:

@@ -1,0 +1,59 @@
+"""What the last few tokens mean together. Shapes: B batch, T block, D width, N - 1 tokens before a block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor, nn
+
+from longspan.state import State
+
+PRIME = 2**31 - 1  # products of two numbers below it are exact in int64, on every device
+ROOT = 48271  # its powers modulo PRIME run through every number
+
+
+class NgramEmbeddings(nn.Module):
+    """sum_n E_n[k_n(d_{t-n+1} ... d_t)] for every n of `sizes`, with d = token + 1, and 0 before a text.
+
+    k_n = (sum_i d_{t-i} m_n^i mod p) mod R, i = 0 ... n - 1, with a prime p far above the R rows of a table.
+    Where all n-grams fit into `rows`, each has a row of its own: m_n = V + 1, and R is their number. Else
+    they are hashed, for every n with another multiplier: who share a row as pairs part as triples. Tables
+    begin at zero. The state holds the last N - 1 digits d, N the largest of `sizes`.
+    """
+
+    def __init__(self, vocabulary_size: int, width: int, *, sizes: Sequence[int], rows: int) -> None:
+        super().__init__()
+        digits = vocabulary_size + 1
+        self.sizes = tuple(sizes)
+        self.multipliers = [digits if digits**n <= rows else pow(ROOT, n, PRIME) for n in sizes]
+        self.tables = nn.ModuleList(nn.Embedding(min(rows, digits**n), width) for n in sizes)
+        for table in self.tables:
+            nn.init.zeros_(table.weight)  # type: ignore[arg-type]
+
+    def initial_state(self, batch_size: int) -> State:
+        device = next(self.parameters()).device
+        return State(
+            {"before": torch.zeros(batch_size, max(self.sizes) - 1, dtype=torch.long, device=device)}
+        )
+
+    def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
+        digits_BS = torch.cat([state.tensor("before"), tokens_BT + 1], dim=1)
+        block = tokens_BT.shape[1]
+        found = [
+            table(rows_BT) for table, rows_BT in zip(self.tables, self._rows(digits_BS, block), strict=True)
+        ]
+        return reduce(torch.add, found), State({"before": digits_BS[:, block:]})
+
+    def _rows(self, digits_BS: Tensor, block: int) -> list[Tensor]:
+        """The row of each table for every token of the block that ends with the digits."""
+        before = digits_BS.shape[1] - block
+        rows = []
+        for n, multiplier, table in zip(self.sizes, self.multipliers, self.tables, strict=True):
+            key_BT = digits_BS.new_zeros(digits_BS.shape[0], block)
+            for i in reversed(range(n)):
+                key_BT = (key_BT * multiplier + digits_BS[:, before - i :][:, :block]) % PRIME
+            assert isinstance(table, nn.Embedding)
+            rows.append(key_BT % table.num_embeddings)
+        return rows
