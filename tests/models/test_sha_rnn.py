@@ -14,11 +14,14 @@ from longspan.config import ShaRnnConfig
 from longspan.errors import UserError
 from longspan.heads import SplitSoftmaxHead
 from longspan.layers import recurrent, sha_attention
+from longspan.layers.block import Block
 from longspan.layers.boom import Boom
 from longspan.layers.recurrent import Recurrent
 from longspan.layers.sha_attention import SingleHeadAttention
 from longspan.models import LanguageModel, build
 from longspan.models.sha_rnn import collapse_value_gates, drop_memory
+from longspan.models.waves import in_waves
+from longspan.state import State
 
 CONFIG = ShaRnnConfig(num_layers=3, width=8, inner_width=16, attention="every", memory_length=12)
 
@@ -294,3 +297,41 @@ def test_what_surrounds_an_lstm_compiles_and_its_gradients_lie_in_order():
     assert dh.is_contiguous()
     torch.testing.assert_close(dx, 8 * 2 * x)
     torch.testing.assert_close(dh, torch.autograd.grad(norm(h).square().sum(), h)[0])
+
+
+@pytest.mark.parametrize("attention", ["second-last", "every", "none"])
+@pytest.mark.parametrize("length", [1, 3, 8, 13])
+def test_reading_in_waves_is_reading(attention, length):
+    """Outputs, states and gradients; the memory is full and forgets."""
+    model = trained(dataclasses.replace(CONFIG, attention=attention))
+    with torch.no_grad():
+        _, state = model(tokens(11), model.initial_state(2))
+    results = []
+    for through in (model._through, model._through_in_waves):
+        h = torch.randn(2, length, 8, generator=torch.Generator().manual_seed(3)).double().requires_grad_()
+        out, after = through(h, state.branch("blocks"))
+        used = [p for name, p in model.named_parameters() if name.startswith("blocks.")]
+        # As if the next block learned from this one too.
+        loss = out.square().sum() + sum(x.sum() for x in after.flatten().values())
+        gradients = torch.autograd.grad(loss, [h, *used])
+        results.append({"out": out, **after.flatten()} | {str(n): g for n, g in enumerate(gradients)})
+    torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=1e-10)
+
+
+def test_waves_give_every_block_its_pieces_in_order():
+    """A block has a piece as soon as the one before it is done with it."""
+    turns = []
+
+    class Noted(Block):
+        def __init__(self, number):
+            super().__init__()
+            self.number = number
+
+        def forward(self, h, state):
+            turns.append((self.number, h[0, :, 0].tolist()))
+            return h + 10, state
+
+    h = torch.arange(5.0)[None, :, None]
+    out, _ = in_waves([Noted(0), Noted(1)], h, [State({})] * 2, num_pieces=3)
+    assert torch.equal(out, h + 20)
+    assert turns == [(0, [0, 1]), (1, [10, 11]), (0, [2, 3]), (1, [12, 13]), (0, [4]), (1, [14])]

@@ -11,8 +11,10 @@ All residuals are normed. The output layer uses the embedding's weights.
 from __future__ import annotations
 
 import math
+from itertools import groupby
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from longspan.config import ShaRnnConfig
 from longspan.heads import SplitSoftmaxHead
@@ -22,8 +24,33 @@ from longspan.layers.recurrent import Recurrent
 from longspan.layers.sha_attention import SingleHeadAttention
 from longspan.models.interface import LanguageModel
 from longspan.models.stack import Stack
+from longspan.models.waves import in_waves
+from longspan.state import State
 
 EPSILON = 1e-12  # of all norms
+PIECES = 4  # of a block of text: an LSTM takes a fixed time for each, besides the time for its tokens
+
+
+class ShaRnn(Stack):
+    """A stack that is trained in waves on a GPU, from one block with attention to the next.
+
+    Attention reads a block of text whole: what it forgets depends on how long that is.
+    """
+
+    def _through(self, h_BTD: Tensor, states: State) -> tuple[Tensor, State]:
+        if h_BTD.is_cuda and torch.is_grad_enabled():
+            return self._through_in_waves(h_BTD, states)
+        return super()._through(h_BTD, states)
+
+    def _through_in_waves(self, h_BTD: Tensor, states: State) -> tuple[Tensor, State]:
+        after: dict[str, State | Tensor] = {}
+        named = [(name, block) for name, block in self.blocks.named_children() if isinstance(block, Block)]
+        for attends, run in groupby(named, lambda one: isinstance(one[1], SingleHeadAttention)):
+            names, blocks = zip(*run, strict=True)
+            before = [states.branch(name) for name in names]
+            h_BTD, found = in_waves(blocks, h_BTD, before, num_pieces=1 if attends else PIECES)
+            after |= zip(names, found, strict=True)
+        return h_BTD, State(after)
 
 
 def sha_rnn(config: ShaRnnConfig, vocabulary_size: int) -> Stack:
@@ -40,7 +67,7 @@ def sha_rnn(config: ShaRnnConfig, vocabulary_size: int) -> Stack:
         blocks.append(Boom(width, config.inner_width, dropout=dropout, epsilon=EPSILON))
     embedding = nn.Embedding(vocabulary_size, width)
     head = SplitSoftmaxHead(embedding, config.splits)
-    model = Stack(embedding, blocks, head, dropout=config.embedding_dropout)
+    model = ShaRnn(embedding, blocks, head, dropout=config.embedding_dropout)
     # Once a text is longer than the memory, what is forgotten depends on how long the blocks are.
     model.block_invariant = config.attention == "none"
     _initialise(model, width)

@@ -55,12 +55,17 @@ class Stack(LanguageModel):
     def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
         h_BTD, read = self._embedded(tokens_BT, state)
         h_BTD = F.dropout(h_BTD, self.dropout, self.training)
-        after: dict[str, State | Tensor] = {}
-        for name, block in self.blocks.named_children():
-            h_BTD, after[name] = block(h_BTD, state.branch("blocks").branch(name))
+        h_BTD, after = self._through(h_BTD, state.branch("blocks"))
         if self.final_norm is not None:
             h_BTD = self.final_norm(h_BTD)
-        return F.dropout(h_BTD, self.dropout, self.training), State(read | {"blocks": State(after)})
+        return F.dropout(h_BTD, self.dropout, self.training), State(read | {"blocks": after})
+
+    def _through(self, h_BTD: Tensor, states: State) -> tuple[Tensor, State]:
+        """All blocks, one after the other."""
+        after: dict[str, State | Tensor] = {}
+        for name, block in self.blocks.named_children():
+            h_BTD, after[name] = block(h_BTD, states.branch(name))
+        return h_BTD, State(after)
 
     def _embedded(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, dict[str, State]]:
         """What the blocks get, and what is remembered of the tokens themselves."""
