@@ -109,6 +109,9 @@ VARIANTS: dict[str, ModelConfig] = {
     ),
     "modern, convolution": dataclasses.replace(MODERN, convolution=3, positions="learned"),
     "modern, n-grams": dataclasses.replace(MODERN, ngrams=(2, 4), ngram_rows=150, memory="keys-values"),
+    "modern, embedding residual": dataclasses.replace(
+        MODERN, embedding_residual=True, ngrams=(3,), ngram_rows=50, convolution=2, dropout=0.1
+    ),
     "modern, swiglu": dataclasses.replace(MODERN, feed_forward="swiglu", query_key_norm=False),
     "adaptive-span, windows": with_span(kind="fixed", windows=WINDOWS),
     "adaptive-span, adaptive softmax": dataclasses.replace(SMALL, vocabulary=WORDS),
@@ -145,7 +148,7 @@ def make(variant: str) -> LanguageModel:
             if name.endswith("logits_K"):  # every kind of block is the likeliest somewhere
                 parameter[int(name.split(".")[1])] += 1
             if not parameter.any() and name.endswith(
-                ("weight", "weight_ND")
+                ("weight", "weight_ND", "again_D")
             ):  # what begins by adding nothing
                 parameter.normal_(std=0.3)
             if name.endswith("norm.bias"):

@@ -15,6 +15,7 @@ from torch import Tensor
 from longspan.config import (
     AdaptiveSpanConfig,
     GptConfig,
+    ModernConfig,
     RunConfig,
     SearchConfig,
     ShaRnnConfig,
@@ -155,6 +156,16 @@ def test_on_the_cpu_nothing_is_recorded() -> None:
 VOCABULARY = 11
 XL = TransformerXLConfig(num_layers=2, width=32, num_heads=2, inner_width=48, memory_length=12, dropout=0.1)
 GPT = GptConfig(num_layers=2, width=32, num_heads=2, inner_width=48, context=8, dropout=0.1)
+MODERN = ModernConfig(
+    num_layers=2,
+    width=32,
+    num_heads=2,
+    inner_width=48,
+    ngrams=(2, 3),
+    ngram_rows=64,
+    embedding_residual=True,
+    span=SpanConfig(kind="fixed", limit=16),
+)
 SHA_RNN = ShaRnnConfig(num_layers=2, width=32, inner_width=48, memory_length=12, dropout=0.1)
 
 
@@ -180,6 +191,7 @@ MODELS: dict[str, Callable[[], LanguageModel]] = {
     "adaptive-span, fixed": lambda: adaptive_span("fixed"),
     "adaptive-span, learned": lambda: adaptive_span("learned"),
     "gpt": lambda: build(GPT, VOCABULARY),
+    "modern": lambda: build(MODERN, VOCABULARY),
     "transformer-xl": lambda: build(XL, VOCABULARY),
     "sha-rnn": lambda: build(SHA_RNN, VOCABULARY),
     "supernet": supernet,

@@ -5,10 +5,10 @@ Every layer is attention over a memory and then feed-forward, both pre-norm; the
     h = e_token;    h = h + Wo attention(N(h); memory);    h = h + W2 f(W1 N(h));    out = N(h)
 
 N(x) = g x / rms(x). n-grams may add to e_token what it means after the tokens right before it, and a short
-convolution these tokens themselves. Queries and keys are normed in every head and then turned by their
-position; f(x) is relu(x)^2, or another one, or silu(W1 x) (V x) in the place of f(W1 x). Scores of words may
-be kept within a limit: c tanh(s / c). A position sees itself, and before it as far as its head's span goes; a
-text begins with nothing.
+convolution these tokens themselves; attention may get the embeddings once more, as a h + b e / rms(e).
+Queries and keys are normed in every head and then turned by their position; f(x) is relu(x)^2, or another
+one, or silu(W1 x) (V x) in the place of f(W1 x). Scores of words may be kept within a limit: c tanh(s / c). A
+position sees itself, and before it as far as its head's span goes; a text begins with nothing.
 
 Matrices begin as N(0, 1/width) and those that add to the residual stream as zeros: a fresh model is its
 embedding and its head.
@@ -28,6 +28,7 @@ from longspan.config import ModernConfig
 from longspan.heads import SoftmaxHead
 from longspan.layers.attention import Attention
 from longspan.layers.block import Block
+from longspan.layers.embedding_residual import EmbeddingResidual
 from longspan.layers.feed_forward import FeedForward, squared_relu
 from longspan.layers.ngrams import NgramEmbeddings
 from longspan.layers.positions import LearnedDistanceKeys, NoPositions, Positions
@@ -80,6 +81,10 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
         ]
     _initial_values(blocks, config.width)
     embedding, head = _embedding_and_head(config, vocabulary_size)
+    attentions = [number for number, block in enumerate(blocks) if isinstance(block, Attention)]
+    residuals = {
+        number: EmbeddingResidual(config.width) for number in attentions if config.embedding_residual
+    }
     ngrams = None
     if config.ngrams:
         ngrams = NgramEmbeddings(vocabulary_size, config.width, sizes=config.ngrams, rows=config.ngram_rows)
@@ -91,6 +96,7 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
         final_norm=norm(config.width),
         dropout=config.dropout,
         ngrams=ngrams,
+        residuals=residuals,
     )
 
 

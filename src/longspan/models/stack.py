@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from longspan.heads import Head
 from longspan.layers.block import Block
+from longspan.layers.embedding_residual import EmbeddingResidual
 from longspan.layers.embeddings import AdaptiveEmbedding
 from longspan.layers.ngrams import NgramEmbeddings
 from longspan.layers.span import LearnedSpan, clamp_and_read
@@ -22,8 +23,9 @@ class Stack(LanguageModel):
     """embedding -> block, block, block ... -> head.
 
     `shared` modules are used by several blocks and owned by the stack. `dropout` acts on the embeddings and
-    on what the head gets. `ngrams` add to the embeddings what tokens mean together. Learned spans, wherever
-    they are in the blocks, report their penalty and sizes through the hooks of the interface.
+    on what the head gets. `ngrams` add to the embeddings what tokens mean together; `residuals` give them
+    once more to the blocks of these numbers. Learned spans, wherever they are in the blocks, report their
+    penalty and sizes through the hooks of the interface.
     """
 
     def __init__(
@@ -36,11 +38,13 @@ class Stack(LanguageModel):
         final_norm: nn.Module | None = None,
         dropout: float = 0.0,
         ngrams: NgramEmbeddings | None = None,
+        residuals: Mapping[int, EmbeddingResidual] | None = None,
     ) -> None:
         super().__init__()
         self.embedding = embedding
         self.ngrams = ngrams
         self.blocks = nn.ModuleList(blocks)
+        self.residuals = nn.ModuleDict({str(number): part for number, part in (residuals or {}).items()})
         self.shared = nn.ModuleDict(shared)
         self.final_norm = final_norm
         self.head = head
@@ -62,8 +66,11 @@ class Stack(LanguageModel):
 
     def _through(self, h_BTD: Tensor, states: State) -> tuple[Tensor, State]:
         """All blocks, one after the other."""
+        e_BTD = h_BTD
         after: dict[str, State | Tensor] = {}
         for name, block in self.blocks.named_children():
+            if name in self.residuals:
+                h_BTD = self.residuals[name](h_BTD, e_BTD)
             h_BTD, after[name] = block(h_BTD, states.branch(name))
         return h_BTD, State(after)
 
@@ -82,6 +89,8 @@ class Stack(LanguageModel):
             block.compile_parts()
         if self.ngrams is not None:
             self.ngrams.compile()
+        for residual in self.residuals.values():
+            residual.compile()
 
     def decoding_state(self, state: State) -> State:
         blocks = state.branch("blocks")
