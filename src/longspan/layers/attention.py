@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,19 @@ from longspan.layers.dropout import dropout
 from longspan.layers.head_rows import of_heads
 from longspan.layers.linear import Linear
 from longspan.layers.positions import Positions
+from longspan.layers.projections import end_to_end, product_dtype, rows_of_heads
 from longspan.layers.query_key_norm import QueryKeyNorm
 from longspan.layers.slots import PersistentSlots
 from longspan.layers.span import Span
 from longspan.state import State
+
+
+class _Weights(NamedTuple):
+    """Matrices with their heads in order; of keys and values also those of every group that recalls."""
+
+    qkv: Tensor
+    out: Tensor
+    recalled: list[Tensor]
 
 
 class Attention(Block):
@@ -104,14 +113,16 @@ class Attention(Block):
     @torch.compiler.disable(reason="windows move while spans are learned: it would compile again and again")
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         x_BTD = self.norm(h_BTD) if self.norm_first else h_BTD
+        x_BTD = x_BTD.to(product_dtype(x_BTD))  # once, for the products and for the memory
         # Heads that are computed together lie together, by the order of the matrices' rows and columns.
         windows, groups = self._windows_and_groups(h_BTD.shape[1], h_BTD)
         order = [head for heads in groups for head in heads]
         few = h_BTD.shape[0] * h_BTD.shape[1] <= FEW  # then queries, keys and values are ordered, not weights
-        *qkv, new_BTXK = self._placed(self._projected(x_BTD, order, few), state, order)
+        weights = None if few else self._weights(groups, recalls="memory" in state and not self.keeps_keys)
+        *qkv, new_BTXK = self._placed(self._projected(x_BTD, order, weights), state, order)
         q_BHTK, k_BHTK, v_BHTK = (x_BTHK.transpose(1, 2) for x_BTHK in qkv)
         reaches = [max(windows[head] for head in heads) for heads in groups]
-        past = [kv_BMXK.to(k_BHTK.dtype) for kv_BMXK in self._recall(state, groups, reaches)]
+        past = [kv_BMXK.to(k_BHTK.dtype) for kv_BMXK in self._recall(state, groups, reaches, weights)]
         terms = self._positions[0].terms(q_BHTK, max(windows), order)
         spans_H = self.span.spans_H()
         attended_BHTK = span_attention(
@@ -131,12 +142,12 @@ class Attention(Block):
             dropout=self.dropout if self.training else 0.0,
             windows_follow_spans=self.span.windows_follow_spans,
         )
-        out_BTD = self._merged(attended_BHTK.transpose(1, 2), order, few)
+        out_BTD = self._merged(attended_BHTK.transpose(1, 2), order, weights)
         if "past" in state:
             new = _of_groups(new_BTXK, [len(heads) for heads in groups])
             remembered: dict[str, State | Tensor] = {"past": _numbered(map(self._append, past, new, reaches))}
         elif self.keeps_keys:
-            in_place = of_heads(new_BTXK, _of_kinds(2, _places(order), self.num_heads), dim=2)
+            in_place = of_heads(new_BTXK, _of_kinds((0, 1), _places(order), self.num_heads), dim=2)
             remembered = {"memory": self._append(state.tensor("memory"), in_place)}
         else:
             # Of what is only projected again, no more needs to be kept than the projection reads.
@@ -157,20 +168,32 @@ class Attention(Block):
         windows = self.span.windows_for(block)
         return windows, head_groups(windows)
 
-    def _projected(self, x_BTD: Tensor, order: list[int], few: bool) -> Tensor:
+    def _weights(self, groups: list[list[int]], recalls: bool) -> _Weights:
+        order = [head for heads in groups for head in heads]
+        matrices = [self.query.weight, self.key.weight, self.value.weight]
+        pieces = [_of_kinds((0, 1, 2), order, self.num_heads)]
+        pieces += [_of_kinds((1, 2), heads, self.num_heads) for heads in groups if recalls]
+        if order == sorted(order):
+            qkv, *recalled = rows_of_heads(matrices, pieces, self.head_width)
+            return _Weights(qkv, self.out.weight, recalled)
+        matrices.append(self.out.weight.mT)
+        pieces.append(_of_kinds((3,), order, self.num_heads))
+        qkv, *recalled, out = rows_of_heads(matrices, pieces, self.head_width)
+        return _Weights(qkv, out.mT, recalled)
+
+    def _projected(self, x_BTD: Tensor, order: list[int], weights: _Weights | None) -> Tensor:
         """Queries, then keys, then values of the heads in this order, [B, T, 3H, K]."""
         layers, per_head = (self.query, self.key, self.value), (3 * self.num_heads, self.head_width)
-        if few:
+        if weights is None:
             rows_BTRK = torch.unflatten(torch.cat([layer(x_BTD) for layer in layers], dim=-1), -1, per_head)
-            return of_heads(rows_BTRK, _of_kinds(3, order, self.num_heads), dim=2)
-        weight = torch.cat([self._rows(layer.weight, order) for layer in layers])
-        return torch.unflatten(linear(x_BTD, weight), -1, per_head)
+            return of_heads(rows_BTRK, _of_kinds((0, 1, 2), order, self.num_heads), dim=2)
+        return torch.unflatten(linear(x_BTD, weights.qkv), -1, per_head)
 
-    def _merged(self, attended_BTHK: Tensor, order: list[int], few: bool) -> Tensor:
+    def _merged(self, attended_BTHK: Tensor, order: list[int], weights: _Weights | None) -> Tensor:
         """Wo times what heads in this order have found."""
-        if few:
+        if weights is None:
             return self.out(of_heads(attended_BTHK, _places(order), dim=2).flatten(2))
-        return linear(attended_BTHK.flatten(2), self._rows(self.out.weight.mT, order).mT)
+        return linear(attended_BTHK.flatten(2), weights.out)
 
     def _joined(self, h_BTD: Tensor, out_BTD: Tensor) -> Tensor:
         """The residual stream with what attention adds to it."""
@@ -184,24 +207,35 @@ class Attention(Block):
         past = self._recall(state, groups, [max(windows[head] for head in heads) for heads in groups])
         return State({"past": _numbered(past)} | self._count(state, new_tokens=0))
 
-    def _recall(self, state: State, groups: list[list[int]], reaches: list[int]) -> list[Tensor]:
+    def _recall(
+        self, state: State, groups: list[list[int]], reaches: list[int], weights: _Weights | None = None
+    ) -> list[Tensor]:
         """For every group of heads the keys and values of what it can see of the memory, [B, M, 2G, K]."""
         if "past" in state:
             return [state.branch("past").tensor(str(number)) for number in range(len(groups))]
-        past = []
-        for heads, reach in zip(groups, reaches, strict=True):
-            near = _last(state.tensor("memory"), reach)
-            if self.keeps_keys:
-                past.append(of_heads(near, _of_kinds(2, heads, self.num_heads), dim=2))
-            else:
-                past.append(self._project(near, heads, state))
-        return past
+        memory = state.tensor("memory")
+        nears = [_last(memory, reach) for reach in reaches]
+        if self.keeps_keys:
+            columns = [_of_kinds((0, 1), heads, self.num_heads) for heads in groups]
+            return [of_heads(near, ours, dim=2) for near, ours in zip(nears, columns, strict=True)]
+        if weights is None:
+            both = (self.key.weight, self.value.weight)
+            recalled = [torch.cat([self._rows(weight, heads) for weight in both]) for heads in groups]
+        else:
+            recalled = weights.recalled
+            as_they_are = not (self.norm_recalled or self.query_key_norm or self._positions[0].counts)
+            if len(groups) > 1 and as_they_are and cuts_windows(memory, self.head_width):
+                past = end_to_end(memory.transpose(0, 1), reaches, recalled)
+                return [torch.unflatten(kv_MBX, -1, (-1, self.head_width)).transpose(0, 1) for kv_MBX in past]
+        return [
+            self._project(near, weight, state, heads)
+            for near, weight, heads in zip(nears, recalled, groups, strict=True)
+        ]
 
-    def _project(self, near_BMD: Tensor, heads: list[int], state: State) -> Tensor:
+    def _project(self, near_BMD: Tensor, weight: Tensor, state: State, heads: list[int]) -> Tensor:
         """Keys and values of remembered hidden states, [B, M, 2G, K]."""
         if self.norm_recalled:
             near_BMD = self.norm(near_BMD)
-        weight = torch.cat([self._rows(layer.weight, heads) for layer in (self.key, self.value)])
         kv_MBX = linear(near_BMD.transpose(0, 1), weight)
         kv_BMXK = torch.unflatten(kv_MBX, -1, (-1, self.head_width)).transpose(0, 1)
         return self._placed(kv_BMXK, state, heads, first=-near_BMD.shape[1]).kv_BTXK
@@ -222,8 +256,8 @@ class Attention(Block):
         """What is remembered, with the new rows: as many as the memory holds, or as a group of heads sees."""
         length = self.span.memory_length if reach is None else min(self.span.memory_length, reach)
         kept, new = _last(old, max(0, length - new.shape[1])), _last(new, length)
-        # It lies in memory position by position: the last rows of all texts are then one piece. (Rows that lie
-        # otherwise, as the new ones do, would make `cat` slow for all.)
+        # It lies in memory position by position: the last rows of all texts are then one piece. New rows lie
+        # otherwise, and `cat` would be slow with them.
         rows = new.new_empty(kept.shape[1] + new.shape[1], new.shape[0], *new.shape[2:]).transpose(0, 1)
         rows[:, : kept.shape[1]] = kept
         rows[:, kept.shape[1] :] = new
@@ -261,16 +295,16 @@ def _places(order: list[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-def _of_kinds(kinds: int, heads: Sequence[int], num_heads: int) -> list[int]:
-    """Where some heads stand in a row of all heads' keys and then all values, or of more kinds."""
-    return [kind * num_heads + head for kind in range(kinds) for head in heads]
+def _of_kinds(kinds: Iterable[int], heads: Sequence[int], num_heads: int) -> list[int]:
+    """Where some heads stand in a row of all heads' queries and then all keys, or of other kinds."""
+    return [kind * num_heads + head for kind in kinds for head in heads]
 
 
 def _of_groups(kv_BTXK: Tensor, sizes: list[int]) -> list[Tensor]:
     """Keys and values of every group of heads, [B, T, 2G, K]."""
     ends = list(accumulate(sizes))
     groups = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-    return [of_heads(kv_BTXK, _of_kinds(2, heads, ends[-1]), dim=2) for heads in groups]
+    return [of_heads(kv_BTXK, _of_kinds((0, 1), heads, ends[-1]), dim=2) for heads in groups]
 
 
 def _numbered(tensors: Iterable[Tensor]) -> State:

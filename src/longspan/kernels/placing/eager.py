@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from longspan.kernels.side_by_side import side_by_side
+
 EPSILON = 1e-6
 
 
@@ -23,7 +25,8 @@ class Placed(NamedTuple):
 def place(
     rows_BTRK: Tensor, heads: int, gain_H: Tensor | None, first_B: Tensor | None, base: float
 ) -> Placed:
-    q_BTHK, k_BTHK, v_BTHK = rows_BTRK.split([rows_BTRK.shape[2] - 2 * heads, heads, heads], dim=2)
+    sizes = [rows_BTRK.shape[2] - 2 * heads, heads, heads]
+    q_BTHK, k_BTHK, v_BTHK = side_by_side(rows_BTRK, sizes, dim=2)
     if gain_H is None and first_B is None:
         return Placed(q_BTHK, k_BTHK, v_BTHK, rows_BTRK[:, :, q_BTHK.shape[2] :])
     if gain_H is not None:

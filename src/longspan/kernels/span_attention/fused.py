@@ -1,8 +1,8 @@
 """Span attention on a GPU: the kernels of triton.py with the matrix products around them, and autograd.
 
 Heads come in groups that remember equally far. What a group remembers is one tensor of its keys and values,
-position by position; laid end to end they are the kernels' `PAST`. The term for the distance is a table that
-one matrix product per group makes, as wide as the group's window. It is kept for the backward pass, which
+position by position; end to end they are the kernels' `PAST`. The term for the distance is a table that one
+matrix product per group makes, as wide as the group's window. It is kept for the backward pass, which
 turns its gradient into those of queries and position keys by matrix products again.
 
 Shapes: as in the package, and G heads of a group, N = B x T, X = 2G (the keys of G heads, then their values).
@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -107,22 +108,24 @@ def span_attention(
     dtype = q_BHTK.dtype
     pasts = tuple((kv_BMXK.shape[1], kv_BMXK.shape[2] // 2) for kv_BMXK in past)
     layout = _layout(tuple(windows), pasts, batch, block, q_BHTK.device)
-    flat = [kv_BMXK.to(dtype).transpose(0, 1).flatten() for kv_BMXK in past]
+    if position_keys is not None:
+        # Oldest first, as the table has them: what a group looks at are then the last rows.
+        position_keys = position_keys[..., : max(windows), :].to(dtype).flip(-2)
     slot_k_HPK, slot_v_HPK = (None, None) if slots is None else (x.to(dtype).contiguous() for x in slots)
     with torch.autocast(q_BHTK.device.type, enabled=False):
         out: Tensor = _SpanAttention.apply(  # type: ignore[no-untyped-call]
             _rows_inside(q_BHTK),
             _rows_inside(k_BHTK.to(dtype)),
             _rows_inside(v_BHTK.to(dtype)),
-            flat[0] if len(flat) == 1 else torch.cat(flat),
             None if position_q is None else position_q.to(dtype),
-            None if position_keys is None else position_keys.to(dtype),
+            position_keys,
             slot_k_HPK,
             slot_v_HPK,
             None if spans_H is None else spans_H.float(),
             filled_B,
             layout,
             Options(ramp, renormalise, first_distance, dropout, windows_follow_spans),
+            *(kv_BMXK.to(dtype).transpose(0, 1).contiguous() for kv_BMXK in past),
         )
     return out
 
@@ -139,7 +142,6 @@ class _SpanAttention(torch.autograd.Function):
         q_BHTK: Tensor,
         k_BHTK: Tensor,
         v_BHTK: Tensor,
-        past: Tensor,
         position_q: Tensor | None,
         position_keys: Tensor | None,
         slot_k_HPK: Tensor | None,
@@ -148,8 +150,10 @@ class _SpanAttention(torch.autograd.Function):
         filled_B: Tensor | None,
         layout: Layout,
         options: Options,
+        *pasts_MBXK: Tensor,
     ) -> Tensor:
         batch, heads, block, width = q_BHTK.shape
+        past = _end_to_end(pasts_MBXK)
         out_BHTK = _like_rows(q_BHTK)
         lse_BHT = q_BHTK.new_empty(batch, heads, block, dtype=torch.float32)
         seed = _seed(q_BHTK.device) if options.dropout > 0 else None
@@ -171,6 +175,7 @@ class _SpanAttention(torch.autograd.Function):
             filled_B, table, out_BHTK, lse_BHT, seed,
         )  # fmt: skip
         ctx.layout, ctx.options = layout, options
+        ctx.past_shapes = [past_MBXK.shape for past_MBXK in pasts_MBXK]
         return out_BHTK
 
     @staticmethod
@@ -184,9 +189,10 @@ class _SpanAttention(torch.autograd.Function):
         num_slots = 0 if slot_k_HPK is None else slot_k_HPK.shape[1]
         dout_BHTK = _rows_inside(dout_BHTK)
         inner_BHT = torch.empty_like(lse_BHT)
-        dtable = None if table is None else torch.zeros_like(table)
-        dq_BHTK, dk_BHTK, dv_BHTK = (_like_rows(x) for x in (q_BHTK, k_BHTK, v_BHTK))
-        wants_past = ctx.needs_input_grad[3]
+        dtable = None if table is None else torch.empty_like(table)
+        # Side by side, as they are projected.
+        dq_BHTK, dk_BHTK, dv_BHTK = _like_rows(q_BHTK, 3).chunk(3, dim=1)
+        wants_past = any(ctx.needs_input_grad[-len(ctx.past_shapes) :])
         dpast = torch.empty_like(past) if wants_past else None
         numbers = _numbers(width, options)
         constants = _constants(q_BHTK, position_keys, spans_H, filled_B, options)
@@ -232,22 +238,43 @@ class _SpanAttention(torch.autograd.Function):
         dposition_q = dposition_keys = None
         if position_keys is not None and dtable is not None:
             asked = q_BHTK if position_q is None else position_q
-            dposition_q = None if position_q is None else _like_rows(asked).zero_()
-            dasked = dq_BHTK if dposition_q is None else dposition_q
+            dposition_q = None if position_q is None else _like_rows(asked)
             dposition_keys = _distance_gradients(
-                dtable, asked, position_keys, layout, numbers["scale"], dasked
+                dtable, asked, position_keys, layout, numbers["scale"], dq_BHTK, dposition_q
             )
         dspans_H = None if spans_H is None else dspans.sum((1, 2))
         return (
-            dq_BHTK, dk_BHTK, dv_BHTK, dpast, dposition_q, dposition_keys, dslot_k, dslot_v, dspans_H,
-            None, None, None,
+            dq_BHTK, dk_BHTK, dv_BHTK, dposition_q, dposition_keys, dslot_k, dslot_v, dspans_H,
+            None, None, None, *_cut(dpast, ctx.past_shapes),
         )  # fmt: skip
 
 
-def _like_rows(x_BHTK: Tensor) -> Tensor:
-    """Room for a tensor of this shape that lies as [B, T, H, K]: what follows joins the heads."""
+def _like_rows(x_BHTK: Tensor, times: int = 1) -> Tensor:
+    """Room for so many tensors of this shape that lies as [B, T, H, K]: what follows joins the heads."""
     batch, heads, block, width = x_BHTK.shape
-    return x_BHTK.new_empty(batch, block, heads, width).transpose(1, 2)
+    return x_BHTK.new_empty(batch, block, times * heads, width).transpose(1, 2)
+
+
+def _end_to_end(tensors: Sequence[Tensor]) -> Tensor:
+    """All numbers of some tensors in one row: without a copy if they follow each other in memory."""
+    first = tensors[0]
+    starts = accumulate((tensor.numel() for tensor in tensors), initial=first.storage_offset())
+    follow = all(
+        tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        and tensor.storage_offset() == start
+        for tensor, start in zip(tensors, starts, strict=False)
+    )
+    if follow:
+        return first.as_strided((sum(map(torch.numel, tensors)),), (1,))
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def _cut(row: Tensor | None, shapes: Sequence[torch.Size]) -> list[Tensor | None]:
+    """The way back: tensors of these shapes."""
+    if row is None:
+        return [None] * len(shapes)
+    parts = row.split([shape.numel() for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _seed(device: torch.device) -> Tensor:
@@ -260,10 +287,10 @@ def _by_head(x_BHTK: Tensor, group: Group) -> Tensor:
 
 
 def _keys_of(position_keys: Tensor, group: Group) -> Tensor:
-    """A group's position keys, oldest first, [G, W, K]."""
+    """A group's position keys, [G, W, K]."""
     if position_keys.dim() == 3:
         position_keys = position_keys[group.first : group.first + group.size]
-    return position_keys[..., : group.window, :].flip(-2).expand(group.size, -1, -1)
+    return position_keys[..., position_keys.shape[-2] - group.window :, :].expand(group.size, -1, -1)
 
 
 def _table_of(table: Tensor, group: Group, rows: int) -> Tensor:
@@ -288,21 +315,22 @@ def _distance_gradients(
     position_keys: Tensor,
     layout: Layout,
     scale: float,
-    dasked_BHTK: Tensor,
+    dq_BHTK: Tensor,
+    dposition_q: Tensor | None,
 ) -> Tensor:
-    """The gradient of the position keys from that of the table; that of its queries is added to theirs."""
-    rows = asked_BHTK.shape[0] * asked_BHTK.shape[2]
-    dkeys = torch.zeros_like(position_keys, dtype=torch.float32)
+    """The gradient of the position keys from that of the table; that of its queries goes where it belongs."""
+    batch, heads, block, _ = asked_BHTK.shape
+    dkeys_HWK = position_keys.new_zeros(heads, *position_keys.shape[-2:])
     for group in layout.groups:
-        heads = slice(group.first, group.first + group.size)
-        dtable_GNW = _table_of(dtable, group, rows)
-        _by_head(dasked_BHTK, group).baddbmm_(dtable_GNW, _keys_of(position_keys, group), alpha=scale)
-        dkeys_GWK = torch.bmm(dtable_GNW.mT, _by_head(asked_BHTK, group)).flip(1)
-        if position_keys.dim() == 3:
-            dkeys[heads, : group.window] += dkeys_GWK
+        dtable_GNW = _table_of(dtable, group, batch * block)
+        keys_GWK = _keys_of(position_keys, group)
+        if dposition_q is None:
+            _by_head(dq_BHTK, group).baddbmm_(dtable_GNW, keys_GWK, alpha=scale)
         else:
-            dkeys[: group.window] += dkeys_GWK.sum(0, dtype=torch.float32)
-    return (dkeys * scale).to(position_keys.dtype)
+            _by_head(dposition_q, group).baddbmm_(dtable_GNW, keys_GWK, beta=0, alpha=scale)
+        asked_GNK = _by_head(asked_BHTK, group)
+        _keys_of(dkeys_HWK, group).baddbmm_(dtable_GNW.mT, asked_GNK, beta=0, alpha=scale)
+    return dkeys_HWK if position_keys.dim() == 3 else dkeys_HWK.sum(0)
 
 
 def _strides(*tensors_BHTK: Tensor) -> list[int]:

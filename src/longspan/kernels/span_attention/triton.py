@@ -344,6 +344,19 @@ def _query_gradient_tiles(
 
 
 @triton.jit
+def _clear_unseen(
+    base, step, t0, t, window, filled, T, FIRST: tl.constexpr, BN: tl.constexpr, HAS_FILLED: tl.constexpr
+):
+    """Zeros for the distances of a group's table that a query does not see: its row begins with them."""
+    seen = tl.minimum(window, t - FIRST + 1 + filled) if HAS_FILLED else window + tl.zeros_like(t)
+    unseen = tl.where(t < T, step - tl.maximum(seen, 0), 0)
+    for c0 in range(0, tl.max(unseen, 0), BN):
+        c = c0 + tl.arange(0, BN)
+        at = base + ((t - t0) * step)[:, None] + c[None, :]
+        tl.store(at, 0.0, mask=c[None, :] < unseen[:, None])
+
+
+@triton.jit
 def query_gradient_kernel(
     Q, K, V, PAST, R, SLOT_K, SLOT_V, OUT, DOUT, LSE, INNER, HEADS, SPANS, FILLED, SEED, DQ, DR, DSPAN,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, do_b, do_h, do_t, dq_b, dq_h, dq_t,
@@ -381,9 +394,11 @@ def query_gradient_kernel(
     r_base, dr_base, r_row = R, DR, t
     if HAS_POSITIONS:
         step = tl.load(table + 7)
-        begin = tl.load(table + 6) + (b * T + t0).to(tl.int64) * step + (step - 1 + FIRST - t0)
+        rows = tl.load(table + 6) + (b * T + t0).to(tl.int64) * step
+        begin = rows + (step - 1 + FIRST - t0)
         r_base, dr_base = R + begin, DR + begin
         r_row = (t - t0) * (step.to(tl.int32) - 1)
+        _clear_unseen(DR + rows, step.to(tl.int32), t0, t, window, filled, T, FIRST, BN, HAS_FILLED)
     dq = tl.zeros([BM, BK], tl.float32)
     dspan = tl.zeros([BM], tl.float32)
 
