@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from longspan.kernels.placing.eager import EPSILON, Placed, speeds
 
@@ -68,6 +69,7 @@ class _Placing(torch.autograd.Function):
         return q_BTHK, k_BTHK, v_BTHK, kv_BTXK
 
     @staticmethod
+    @once_differentiable
     def backward(
         ctx: Any, dq: Tensor | None, dk: Tensor | None, dv: Tensor | None, dkv_BTXK: Tensor | None
     ) -> tuple[Tensor | None, ...]:
