@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from longspan.heads import Head
 from longspan.layers.block import Block
+from longspan.layers.dropout import dropout as drop
 from longspan.layers.embedding_residual import EmbeddingResidual
 from longspan.layers.embeddings import AdaptiveEmbedding
 from longspan.layers.ngrams import NgramEmbeddings
@@ -49,6 +49,7 @@ class Stack(LanguageModel):
         self.final_norm = final_norm
         self.head = head
         self.dropout = dropout
+        self._drop = drop
         self.vocabulary_size = embedding.num_embeddings
         self.register_load_state_dict_post_hook(_refresh_after_loading)  # type: ignore[no-untyped-call]
 
@@ -58,11 +59,11 @@ class Stack(LanguageModel):
 
     def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
         h_BTD, read = self._embedded(tokens_BT, state)
-        h_BTD = F.dropout(h_BTD, self.dropout, self.training)
+        h_BTD = self._drop(h_BTD, self.dropout, self.training)
         h_BTD, after = self._through(h_BTD, state.branch("blocks"))
         if self.final_norm is not None:
             h_BTD = self.final_norm(h_BTD)
-        return F.dropout(h_BTD, self.dropout, self.training), State(read | {"blocks": after})
+        return self._drop(h_BTD, self.dropout, self.training), State(read | {"blocks": after})
 
     def _through(self, h_BTD: Tensor, states: State) -> tuple[Tensor, State]:
         """All blocks, one after the other."""
@@ -90,6 +91,8 @@ class Stack(LanguageModel):
         if self.final_norm is not None:
             # Not `.compile()`, which leaves torch's own modules as they are.
             self.final_norm.forward = torch.compile(self.final_norm.forward)
+        if self.dropout > 0:
+            self._drop = torch.compile(drop)
         if self.ngrams is not None:
             self.ngrams.compile()
         for residual in self.residuals.values():
