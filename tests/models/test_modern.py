@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -149,6 +151,31 @@ def test_a_fresh_model_adds_nothing_to_its_embeddings() -> None:
     torch.testing.assert_close(hidden, rms(model.embedding(tokens)))
     nll = model.head.nll(hidden, tokens)
     assert nll.mean().item() == pytest.approx(math.log(V), abs=0.1)
+
+
+def test_compiled_it_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every norm is in compiled code, and gives its products what they multiply."""
+    plain, compiled = torch.compile, []
+
+    def without_code_generation(function: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+        compiled.append(function.__qualname__)
+        return plain(function, backend="aot_eager")  # all of compilation but the slow part
+
+    def read(model: Stack) -> list[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            state = model(text(4), model.initial_state(2))[1].detach()
+            hidden, _ = model(text(20), state)
+        weighed = (hidden * torch.linspace(-1, 1, D)).sum()
+        return [hidden, *torch.autograd.grad(weighed, [*model.blocks.parameters()])]
+
+    model = lively(dataclasses.replace(CONFIG, memory="keys-values")).float()
+    expected = read(model)
+    monkeypatch.setattr(torch, "compile", without_code_generation)
+    model.compile()
+    assert compiled.count("Attention._normed") == compiled.count("Attention._joined") == 2
+    assert "RMSNorm.forward" in compiled
+    for found, wanted in zip(read(model), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.02)
 
 
 class TestConvolution:

@@ -107,13 +107,13 @@ class Attention(Block):
         return State(memory | {name: none_B.clone() for name in counters})
 
     def compile_parts(self) -> None:
-        """What follows the sum over heads: before it, windows move while spans are learned."""
+        """What comes before the projection and after the sum over heads: between them windows move."""
+        self._normed = torch.compile(self._normed)  # type: ignore[method-assign]
         self._joined = torch.compile(self._joined)  # type: ignore[method-assign]
 
     @torch.compiler.disable(reason="windows move while spans are learned: it would compile again and again")
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
-        x_BTD = self.norm(h_BTD) if self.norm_first else h_BTD
-        x_BTD = x_BTD.to(product_dtype(x_BTD))  # once, for the products and for the memory
+        x_BTD = self._normed(h_BTD)
         # Heads that are computed together lie together, by the order of the matrices' rows and columns.
         windows, groups = self._windows_and_groups(h_BTD.shape[1], h_BTD)
         order = [head for heads in groups for head in heads]
@@ -167,6 +167,11 @@ class Attention(Block):
             return (self.span.memory_length,) * self.num_heads, [list(range(self.num_heads))]
         windows = self.span.windows_for(block)
         return windows, head_groups(windows)
+
+    def _normed(self, h_BTD: Tensor) -> Tensor:
+        """x, as it is multiplied and remembered."""
+        x_BTD: Tensor = self.norm(h_BTD) if self.norm_first else h_BTD
+        return x_BTD.to(product_dtype(x_BTD))
 
     def _weights(self, groups: list[list[int]], recalls: bool) -> _Weights:
         order = [head for heads in groups for head in heads]
