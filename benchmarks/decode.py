@@ -22,11 +22,12 @@ import torch
 from longspan import recipes
 from longspan.bench.spans import set_profile
 from longspan.config import RunConfig, schema
+from longspan.generation import Decoder
 from longspan.models import LanguageModel, build
 from longspan.runs.environment import environment
 from longspan.state import State
 
-VOCABULARY, PROMPT, AGREEMENT = 205, 512, 64
+VOCABULARY, PROMPT, AGREEMENT = 205, 512, 300
 
 
 def make_model() -> LanguageModel:
@@ -40,11 +41,9 @@ def check_agreement(model: LanguageModel, state: State, batch: int) -> float:
     """The largest difference of a log-probability, token by token against one block."""
     tokens_BT = torch.randint(VOCABULARY, (batch, AGREEMENT))
     block_BTV, _ = model.log_probs(tokens_BT, state)
-    decoding, steps = model.decoding_state(state), []
-    for token_BT in tokens_BT.split(1, dim=1):
-        log_probs_BTV, decoding = model.log_probs(token_BT, decoding)
-        steps.append(log_probs_BTV)
-    difference = float((torch.cat(steps, dim=1) - block_BTV).abs().max())
+    decoder = Decoder(model, state)
+    steps = [decoder.read(token_B1) for token_B1 in tokens_BT.split(1, dim=1)]
+    difference = float((torch.stack(steps, dim=1) - block_BTV).abs().max())
     if difference > 1e-4:
         raise SystemExit(f"steps and block differ by {difference}: no speed of a wrong result is reported")
     return difference
@@ -70,12 +69,11 @@ def main() -> None:
     parameters = list(model.parameters())
     _, state = model(torch.randint(VOCABULARY, (args.batch, PROMPT)), model.initial_state(args.batch))
     difference = check_agreement(model, state, args.batch)
-    decoding = model.decoding_state(state)
-    token_BT = torch.zeros(args.batch, 1, dtype=torch.long)
+    decoder = Decoder(model, state)
+    token_B1 = torch.zeros(args.batch, 1, dtype=torch.long)
 
     def step() -> None:
-        nonlocal decoding
-        _, decoding = model.log_probs(token_BT, decoding)
+        decoder.read(token_B1)
 
     def read() -> None:
         for parameter in parameters:

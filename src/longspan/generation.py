@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from longspan.errors import UserError
+from longspan.models.stack import Stack
 
 if TYPE_CHECKING:
+    from longspan.layers.block import Step
     from longspan.models.interface import LanguageModel
     from longspan.state import State
 
@@ -48,7 +50,7 @@ def generate(
     for block_BT in earlier:
         _, state = model(block_BT, state)
     log_probs_BV, state = _read(model, last, state)
-    decoder = Decoder(model, model.decoding_state(state))
+    decoder = Decoder(model, state)
     for remaining in reversed(range(tokens)):
         drawn_B = sample(log_probs_BV.cpu(), temperature, top_k, top_p, generator)
         yield int(drawn_B)
@@ -59,18 +61,29 @@ def generate(
 class Decoder:
     """Reads single tokens, one after another for each row of a batch, going on from a state.
 
-    On a GPU a step takes longer to launch than to compute. Once the shapes of the state stay the same it is
-    recorded as a CUDA graph that carries the state in its own memory, and replayed for every further token.
+    Small operations would take longest. On a CPU a stack of blocks does as few as it can. On a GPU a step
+    takes longer to launch than to compute. Once the shapes of the state stay the same it is recorded as a
+    CUDA graph that carries the state in its own memory, and replayed for every further token.
     """
 
     def __init__(self, model: LanguageModel, state: State) -> None:
-        self._model, self._state = model, state
+        self._model = model
+        self._step: Step | None = None
+        if isinstance(model, Stack) and not model.training and _on_cpu(state):
+            with torch.inference_mode():
+                self._step = model.step_from(state)
+            return
+        self._state = model.decoding_state(state)
         self._recording: _RecordedStep | None = None
         self._steady = False
 
     @torch.no_grad()
     def read(self, tokens_B1: Tensor) -> Tensor:
         """Log-probabilities of what follows; they hold until the next call."""
+        if self._step is not None:
+            with torch.inference_mode():
+                hidden_1BD = self._step(tokens_B1.t())
+                return self._model.head.log_probs(hidden_1BD)[0]
         if self._recording is None and self._steady:
             self._recording = _RecordedStep(self._model, tokens_B1, self._state)
         if self._recording is not None:
@@ -98,6 +111,13 @@ class _RecordedStep:
         self.tokens_B1.copy_(tokens_B1)
         self.graph.replay()
         return self.log_probs_BV
+
+
+def _on_cpu(state: State) -> bool:
+    """And not for autocast to decide."""
+    return all(leaf.device.type == "cpu" for leaf in state.flatten().values()) and not (
+        torch.is_autocast_enabled("cpu")
+    )
 
 
 def _on_gpu(x: Tensor) -> bool:

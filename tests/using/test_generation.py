@@ -134,14 +134,14 @@ def test_a_prompt_longer_than_a_block(monkeypatch: pytest.MonkeyPatch, block: in
 
 def test_the_past_is_never_read_again() -> None:
     model, lengths = tiny_model(20), []
-    model.register_forward_hook(lambda module, inputs, output: lengths.append(inputs[0].shape[1]))
+    model.embedding.register_forward_hook(lambda module, inputs, output: lengths.append(inputs[0].shape[1]))
     assert len(list(generate(model, PROMPT, tokens=5))) == 5
     assert lengths == [8, 1, 1, 1, 1]
 
 
 def test_tokens_come_as_they_are_made_and_gradients_stay_on_outside() -> None:
     model, reads = tiny_model(20), []
-    model.register_forward_hook(lambda *_: reads.append(torch.is_grad_enabled()))
+    model.embedding.register_forward_hook(lambda *_: reads.append(torch.is_grad_enabled()))
     tokens: Iterator[int] = generate(model, PROMPT, tokens=1000)
     next(tokens)
     assert torch.is_grad_enabled()
@@ -202,28 +202,16 @@ def test_a_step_is_recorded_once_shapes_are_steady(monkeypatch: pytest.MonkeyPat
 
     model = tiny_model()
     tokens = torch.tensor([[3], [1]])
-    plain = generation.Decoder(model, model.decoding_state(model.initial_state(2)))
+    plain = generation.Decoder(model, model.initial_state(2))
     expected = [plain.read(tokens) for _ in range(5)]
     monkeypatch.setattr(generation, "_RecordedStep", Counting)
     monkeypatch.setattr(generation, "_on_gpu", lambda _: True)
-    decoder = generation.Decoder(model, model.decoding_state(model.initial_state(2)))
+    monkeypatch.setattr(generation, "_on_cpu", lambda _: False)
+    decoder = generation.Decoder(model, model.initial_state(2))
     found = [decoder.read(tokens) for _ in range(5)]
     assert Counting.made == 1
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_decoding_goes_through_the_models_own_form_of_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, asked = tiny_model(20), []
-    original = model.decoding_state
-
-    def noticed(state: Any) -> Any:
-        asked.append(state)
-        return original(state)
-
-    monkeypatch.setattr(model, "decoding_state", noticed)
-    list(generate(model, PROMPT, tokens=3))
-    assert len(asked) == 1
 
 
 def test_sampling_leaves_its_input_alone() -> None:
@@ -237,7 +225,7 @@ def test_sampling_leaves_its_input_alone() -> None:
 def test_replayed_steps_are_the_launched_ones_on_cuda() -> None:
     model = tiny_model().cuda()
     tokens_BT = torch.randint(model.vocabulary_size, (2, 40), device="cuda")
-    decoder = generation.Decoder(model, model.decoding_state(model.initial_state(2)))
+    decoder = generation.Decoder(model, model.initial_state(2))
     state = model.decoding_state(model.initial_state(2))
     for tokens_B1 in tokens_BT.split(1, dim=1):
         with torch.no_grad():

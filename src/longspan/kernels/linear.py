@@ -13,6 +13,9 @@ from torch.nn import functional as F
 FEW = 16
 """With more rows than this a product takes longer than reading its weights."""
 
+VERY_FEW = 4
+"""Up to so many rows the weights are read fastest piece by piece; with more, oneDNN is faster."""
+
 PIECES = 4
 """More give no more speed, up to this many processors."""
 
@@ -20,11 +23,40 @@ PIECES = 4
 def linear(x: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
     """`F.linear`: W x + b. On a CPU by what is fastest there."""
     rows = x.numel() // x.shape[-1]
-    if 0 < rows <= FEW and _on_cpu(x) and not torch.is_grad_enabled() and weight_ED.shape[0] % PIECES == 0:
-        return _in_pieces(x, weight_ED, bias_E)
+    if 0 < rows <= VERY_FEW and _on_cpu(x) and not torch.is_grad_enabled():
+        return FixedProduct(weight_ED, bias_E)(x.reshape(1, rows, -1)).reshape(*x.shape[:-1], -1)
     if rows > FEW and _by_onednn(x):
         return _Linear.apply(x, weight_ED, bias_E)  # type: ignore[no-untyped-call]
+    if rows > VERY_FEW and _by_onednn(x) and not torch.is_grad_enabled():
+        return _product(x, weight_ED, bias_E)
     return F.linear(x, weight_ED, bias_E)
+
+
+class FixedProduct:
+    """W x + b for a few rows on a CPU at the speed of reading W, prepared for many calls.
+
+    The library gives such a product to one processor. Here W is cut into pieces, each for its part of the
+    result, and products of several matrices are divided among all processors. W stands first: the library
+    then reads its rows as they lie.
+    """
+
+    def __init__(self, weight_ED: Tensor, bias_E: Tensor | None = None) -> None:
+        outputs, width = weight_ED.shape
+        pieces = PIECES if outputs % PIECES == 0 else 1
+        self._weight_ED, self._bias_E = weight_ED, bias_E
+        self._weight_CED = weight_ED.view(pieces, -1, width)
+        self._bias_CE1 = None if bias_E is None else bias_E.view(pieces, -1, 1)
+
+    def __call__(self, x_1ND: Tensor) -> Tensor:
+        """[1, N, E]"""
+        if x_1ND.shape[1] > VERY_FEW:
+            return linear(x_1ND, self._weight_ED, self._bias_E)
+        x_CDN = x_1ND.expand(self._weight_CED.shape[0], -1, -1).mT
+        if self._bias_CE1 is None:
+            out_CEN = torch.bmm(self._weight_CED, x_CDN)
+        else:
+            out_CEN = torch.baddbmm(self._bias_CE1, self._weight_CED, x_CDN)
+        return out_CEN.view(1, -1, x_1ND.shape[1]).mT
 
 
 def relu_feed_forward(
@@ -35,19 +67,6 @@ def relu_feed_forward(
         return _ReluFeedForward.apply(x, w1_ED, b1_E, w2_DE, b2_D, dropout)  # type: ignore[no-untyped-call]
     inner = F.dropout(torch.relu(linear(x, w1_ED, b1_E)), dropout, dropout > 0)
     return linear(inner, w2_DE, b2_D)
-
-
-def _in_pieces(x: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
-    """A few rows at the speed of reading W.
-
-    The library gives such a product to one processor. Here W is cut into pieces, each for its part of the
-    result, and products of several matrices are divided among all processors.
-    """
-    rows = x.numel() // x.shape[-1]
-    x_CND = x.reshape(1, rows, -1).expand(PIECES, -1, -1)
-    out_CNE = torch.bmm(x_CND, weight_ED.view(PIECES, -1, x.shape[-1]).mT)
-    out = out_CNE.transpose(0, 1).reshape(*x.shape[:-1], -1)
-    return out if bias_E is None else out.add_(bias_E)
 
 
 def _on_cpu(x: Tensor) -> bool:

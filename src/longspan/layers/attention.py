@@ -14,16 +14,17 @@ from torch import Tensor, nn
 
 from longspan.kernels.linear import FEW, linear
 from longspan.kernels.placing import Placed, place
-from longspan.kernels.span_attention import cuts_windows, head_groups, span_attention
-from longspan.layers.block import Block
+from longspan.kernels.span_attention import cuts_windows, head_groups, soft_mask, span_attention
+from longspan.layers.block import Block, Step
 from longspan.layers.dropout import dropout
 from longspan.layers.head_rows import of_heads
 from longspan.layers.linear import Linear
-from longspan.layers.positions import Positions
+from longspan.layers.positions import LearnedDistanceKeys, Positions
 from longspan.layers.projections import end_to_end, product_dtype, rows_of_heads
 from longspan.layers.query_key_norm import QueryKeyNorm
 from longspan.layers.slots import PersistentSlots
 from longspan.layers.span import Span
+from longspan.layers.span_step import HeadsOfOneWindow, SpanStep, step_groups
 from longspan.state import State
 
 
@@ -211,6 +212,28 @@ class Attention(Block):
         windows, groups = self._windows_and_groups(1, next(iter(state.flatten().values())))
         past = self._recall(state, groups, [max(windows[head] for head in heads) for heads in groups])
         return State({"past": _numbered(past)} | self._count(state, new_tokens=0))
+
+    def step_from(self, state: State) -> Step:
+        positions, spans_H = self._positions[0], self.span.spans_H()
+        plain = not self.sees_itself and self.slots is None and self.query_key_norm is None
+        exact = self.query.weight.dtype in (torch.float32, torch.float64)
+        if spans_H is None or not (self.span.renormalise and plain and exact and "memory" in state):
+            return super().step_from(state)
+        if not isinstance(positions, LearnedDistanceKeys):
+            return super().step_from(state)
+        windows = self.span.windows_for(1)
+        groups = step_groups(windows)
+        order = [head for heads in groups for head in heads]
+        reaches = [max(windows[head] for head in heads) for heads in groups]
+        masks = [soft_mask(spans_H[heads], self.span.ramp, max(reaches)) for heads in groups]
+        past = self._recall(state, groups, reaches)
+        remembering = [
+            HeadsOfOneWindow(kv_BMXK, mask_GL[:, :reach], positions.keys_LK[:reach])
+            for kv_BMXK, mask_GL, reach in zip(past, masks, reaches, strict=True)
+        ]
+        qkv = torch.cat([self._rows(layer.weight, order) for layer in (self.query, self.key, self.value)])
+        out = self._rows(self.out.weight.mT, order).mT.contiguous()
+        return SpanStep(remembering, qkv, out, norm=self.norm, norm_first=self.norm_first)
 
     def _recall(
         self, state: State, groups: list[list[int]], reaches: list[int], weights: _Weights | None = None

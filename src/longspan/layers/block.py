@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from typing import TypeAlias
 
 from torch import Tensor, nn
 
 from longspan.state import State
+
+Step: TypeAlias = "Callable[[Tensor], Tensor]"
+"""Single tokens through a block, h_1BD -> h_1BD: the texts stand side by side, as rows of one product."""
 
 
 class Block(nn.Module, ABC):
@@ -32,3 +36,21 @@ class Block(nn.Module, ABC):
     def decoding_state(self, state: State) -> State:
         """The same state in the form that makes single tokens cheap while the weights stay fixed."""
         return state
+
+    def step_from(self, state: State) -> Step:
+        """`forward` for single tokens on a CPU, going on from a state and keeping it to itself.
+
+        For evaluation while the weights stay fixed: what does not depend on the token may be prepared.
+        """
+        return carried(self, self.decoding_state(state))
+
+
+def carried(read: Callable[[Tensor, State], tuple[Tensor, State]], state: State) -> Step:
+    """The step that keeps the state of a block, or of a model, from one call to the next."""
+
+    def step(x_1B: Tensor) -> Tensor:
+        nonlocal state
+        h_BTD, state = read(x_1B.transpose(0, 1), state)
+        return h_BTD.transpose(0, 1)
+
+    return step

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from longspan.kernels.linear import relu_feed_forward
-from longspan.layers.block import Block
+from longspan.kernels.linear import FixedProduct, relu_feed_forward
+from longspan.layers.block import Block, Step
 from longspan.layers.dropout import dropout
 from longspan.layers.linear import Linear
 from longspan.state import State
@@ -59,6 +59,20 @@ class FeedForward(Block):
             inner = inner * self.gate(h_BTD)
         out = self.contract(dropout(inner, self.dropout, self.training))
         return dropout(out, self.output_dropout, self.training)
+
+    def step_from(self, state: State) -> Step:
+        expand, contract = (FixedProduct(layer.weight, layer.bias) for layer in (self.expand, self.contract))
+        gate = None if self.gate is None else FixedProduct(self.gate.weight, self.gate.bias)
+
+        def step(h_1BD: Tensor) -> Tensor:
+            x_1BD = self.norm(h_1BD) if self.norm_first else h_1BD
+            inner = self.activation(expand(x_1BD))
+            if gate is not None:
+                inner = inner * gate(x_1BD)
+            out_1BD = h_1BD + contract(inner)
+            return out_1BD if self.norm_first else self.norm(out_1BD)
+
+        return step
 
 
 def squared_relu(x: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from longspan.config import GptConfig, SpanConfig
 from longspan.layers.absolute_positions import AbsolutePositions
 from longspan.layers.attention import Attention
-from longspan.layers.block import Block
+from longspan.layers.block import Block, Step, carried
 from longspan.layers.feed_forward import FeedForward
 from longspan.layers.positions import NoPositions
 from longspan.layers.span import build_span
@@ -79,6 +79,9 @@ class StackInContexts(Stack):
 
     def shape_key(self, state: State) -> Hashable | None:
         return super().shape_key(state) if _all_begin(state) else None
+
+    def step_from(self, state: State) -> Step:
+        return carried(self, self.decoding_state(state))
 
     def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
         # Else one copy to the host says where contexts end: blocks are cut there, each row at its own ends.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from longspan.heads import Head
-from longspan.layers.block import Block
+from longspan.layers.block import Block, Step
 from longspan.layers.dropout import dropout as drop
 from longspan.layers.embedding_residual import EmbeddingResidual
 from longspan.layers.embeddings import AdaptiveEmbedding
@@ -102,6 +102,25 @@ class Stack(LanguageModel):
         blocks = state.branch("blocks")
         prepared = self._each_block(lambda block, name: block.decoding_state(blocks.branch(name)))
         return State({**state, "blocks": prepared})
+
+    def step_from(self, state: State) -> Step:
+        """`forward` for single tokens on a CPU, tokens_1B -> hidden_1BD; see `Block.step_from`."""
+        blocks = state.branch("blocks")
+        named = ((name, block) for name, block in self.blocks.named_children() if isinstance(block, Block))
+        steps = [(name, block.step_from(blocks.branch(name))) for name, block in named]
+
+        def step(tokens_1B: Tensor) -> Tensor:
+            nonlocal state
+            h_B1D, read = self._embedded(tokens_1B.transpose(0, 1), state)
+            state = State(read)
+            h_1BD = e_1BD = h_B1D.transpose(0, 1)
+            for name, through in steps:
+                if name in self.residuals:
+                    h_1BD = self.residuals[name](h_1BD, e_1BD)
+                h_1BD = through(h_1BD)
+            return h_1BD if self.final_norm is None else self.final_norm(h_1BD)
+
+        return step
 
     def shape_key(self, state: State) -> Hashable | None:
         return tuple(block.shape_key() for block in self.blocks if isinstance(block, Block))

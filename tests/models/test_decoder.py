@@ -1,0 +1,68 @@
+"""Single tokens through `Decoder`, which may take another way than blocks do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from longspan.generation import Decoder
+from longspan.kernels.linear import VERY_FEW
+from longspan.layers import span_step
+from longspan.layers.span_step import SpanStep, step_groups
+from longspan.models import Stack
+
+from .test_contract import NAMES, VOCABULARY, equal, make, random_tokens, snapshot, warm_state
+
+
+@pytest.mark.parametrize("batch", [1, VERY_FEW + 1])
+@pytest.mark.parametrize("variant", sorted(NAMES))
+def test_reads_what_the_model_reads(variant: str, batch: int) -> None:
+    model = make(variant)
+    state = warm_state(model, batch)
+    before, decoder = snapshot(state), Decoder(model, state)
+    carried = state
+    for tokens_B1 in random_tokens(batch, 6).split(1, dim=1):
+        with torch.no_grad():
+            expected_BTV, carried = model.log_probs(tokens_B1, carried)
+        found_BV = decoder.read(tokens_B1)
+        assert found_BV.shape == (batch, VOCABULARY)
+        torch.testing.assert_close(found_BV, expected_BTV[:, 0], rtol=1e-8, atol=1e-9)
+    assert equal(state, before)
+
+
+def test_what_is_remembered_moves_and_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(span_step, "ROOM", 3)
+    monkeypatch.setattr(span_step, "GROUP", 0)  # every window on its own
+    model = make("adaptive-span")
+    assert isinstance(model, Stack)
+    state = model.initial_state(2)
+    decoder = Decoder(model, state)
+    for tokens_B1 in random_tokens(2, 17).split(1, dim=1):
+        with torch.no_grad():
+            expected_BTV, state = model.log_probs(tokens_B1, state)
+        torch.testing.assert_close(decoder.read(tokens_B1), expected_BTV[:, 0], rtol=1e-8, atol=1e-9)
+
+
+def test_learned_spans_take_the_short_way() -> None:
+    model = make("adaptive-span")
+    assert isinstance(model, Stack)
+    state = model.initial_state(1).branch("blocks").branch("0")
+    with torch.no_grad():
+        assert isinstance(model.blocks[0].step_from(state), SpanStep)
+
+
+def test_two_decoders_go_on_from_one_state() -> None:
+    model = make("adaptive-span")
+    state = warm_state(model, 1)
+    one, other = Decoder(model, state), Decoder(model, state)
+    tokens = random_tokens(1, 4)
+    expected = [one.read(token_B1).clone() for token_B1 in tokens.split(1, dim=1)]
+    found = [other.read(token_B1) for token_B1 in tokens.split(1, dim=1)]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_heads_are_kept_apart_only_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(span_step, "GROUP", 100)
+    assert step_groups([160, 16, 40, 900, 128]) == [[1, 2], [4, 0], [3]]
+    assert step_groups([10, 120, 10]) == [[0, 2], [1]]
+    assert step_groups([7]) == [[0]]
