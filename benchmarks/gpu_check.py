@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 TESTS = [
     "tests/kernels/test_door.py",
     "tests/kernels/test_fused.py",
+    "tests/models/test_sha_rnn.py",
     "tests/training/test_graphs.py",
     "tests/training/test_gpu.py",
     "tests/using/test_generation.py",

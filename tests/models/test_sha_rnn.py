@@ -19,7 +19,7 @@ from longspan.layers.boom import Boom
 from longspan.layers.recurrent import Recurrent
 from longspan.layers.sha_attention import SingleHeadAttention
 from longspan.models import LanguageModel, build
-from longspan.models.sha_rnn import collapse_value_gates, drop_memory
+from longspan.models.sha_rnn import ShaRnn, collapse_value_gates, drop_memory
 from longspan.models.waves import in_waves
 from longspan.state import State
 
@@ -335,3 +335,37 @@ def test_waves_give_every_block_its_pieces_in_order():
     out, _ = in_waves([Noted(0), Noted(1)], h, [State({})] * 2, num_pieces=3)
     assert torch.equal(out, h + 20)
     assert turns == [(0, [0, 1]), (1, [10, 11]), (0, [2, 3]), (1, [12, 13]), (0, [4]), (1, [14])]
+
+
+NEEDS_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def gradients(
+    model: LanguageModel, *, waves: bool, precision: torch.dtype, share: float
+) -> dict[str, Tensor]:
+    """Of a loss as small as the mean over very many tokens is, times what it was divided by."""
+    through = model._through_in_waves if waves else super(ShaRnn, model)._through
+    states = model.initial_state(2).branch("blocks")
+    h = torch.randn(2, 40, 128, generator=torch.Generator().manual_seed(3)).to(model.head.bias_V.device)
+    model.zero_grad()
+    with torch.autocast("cuda", precision, enabled=precision != torch.float32):
+        out, _ = through(h, states)
+    (out.square().sum() * share).backward()
+    return {n: p.grad / share for n, p in model.named_parameters() if n.startswith("blocks.")}
+
+
+@NEEDS_A_GPU
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("precision", "far"), [(torch.float32, 5e-3), (torch.bfloat16, 5e-2)])
+def test_streams_side_by_side_give_the_gradients_of_one(compiled, precision, far):
+    """Three times, since a race may be won by chance; and small gradients are not lost in fp16."""
+    torch.manual_seed(0)
+    config = ShaRnnConfig(num_layers=4, width=128, inner_width=256, memory_length=64)
+    model = build(config, 9).cuda()
+    expected = gradients(model, waves=False, precision=torch.float32, share=1.0)
+    if compiled:
+        model.compile()
+    for _ in range(3):
+        found = gradients(model, waves=True, precision=precision, share=2.0**-20)
+        for name, gradient in expected.items():
+            assert (found[name] - gradient).norm() <= far * gradient.norm() + 1e-6, name

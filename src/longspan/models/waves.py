@@ -26,7 +26,9 @@ def in_waves(
         h_BTD, state = blocks[0](h_BTD, states[0])
         return h_BTD, [state]
     after = list(states)
-    pieces = list(h_BTD.split(-(-h_BTD.shape[1] // num_pieces), dim=1))
+    length = -(-h_BTD.shape[1] // num_pieces)
+    # In memory a piece is like any other block of text: compiled blocks are compiled once for both.
+    pieces = [piece_BTD.contiguous() for piece_BTD in h_BTD.split(length, dim=1)]
     side_by_side = _SideBySide(h_BTD.device, len(blocks)) if h_BTD.is_cuda else None
     for wave in range(len(pieces) + len(blocks) - 1):
         # The last block first: the one before it has then been given nothing yet that it need not wait for.
