@@ -345,15 +345,16 @@ def _query_gradient_tiles(
 
 @triton.jit
 def _clear_unseen(
-    base, step, t0, t, window, filled, T, FIRST: tl.constexpr, BN: tl.constexpr, HAS_FILLED: tl.constexpr
+    DR, table, b, t, window, filled, T, FIRST: tl.constexpr, BN: tl.constexpr, HAS_FILLED: tl.constexpr
 ):
     """Zeros for the distances of a group's table that a query does not see: its row begins with them."""
+    step = tl.load(table + 7)
     seen = tl.minimum(window, t - FIRST + 1 + filled) if HAS_FILLED else window + tl.zeros_like(t)
-    unseen = tl.where(t < T, step - tl.maximum(seen, 0), 0)
+    unseen = tl.where(t < T, step.to(tl.int32) - tl.maximum(seen, 0), 0)
+    row = DR + tl.load(table + 6) + (b * T + t).to(tl.int64) * step
     for c0 in range(0, tl.max(unseen, 0), BN):
         c = c0 + tl.arange(0, BN)
-        at = base + ((t - t0) * step)[:, None] + c[None, :]
-        tl.store(at, 0.0, mask=c[None, :] < unseen[:, None])
+        tl.store(row[:, None] + c[None, :], 0.0, mask=c[None, :] < unseen[:, None])
 
 
 @triton.jit
@@ -394,11 +395,9 @@ def query_gradient_kernel(
     r_base, dr_base, r_row = R, DR, t
     if HAS_POSITIONS:
         step = tl.load(table + 7)
-        rows = tl.load(table + 6) + (b * T + t0).to(tl.int64) * step
-        begin = rows + (step - 1 + FIRST - t0)
+        begin = tl.load(table + 6) + (b * T + t0).to(tl.int64) * step + (step - 1 + FIRST - t0)
         r_base, dr_base = R + begin, DR + begin
         r_row = (t - t0) * (step.to(tl.int32) - 1)
-        _clear_unseen(DR + rows, step.to(tl.int32), t0, t, window, filled, T, FIRST, BN, HAS_FILLED)
     dq = tl.zeros([BM, BK], tl.float32)
     dspan = tl.zeros([BM], tl.float32)
 
@@ -446,6 +445,8 @@ def query_gradient_kernel(
             dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
 
     _store_rows(DQ + b.to(tl.int64) * dq_b + h * dq_h, t, dq_t, t < T, dq * scale, WIDTH, BK)
+    if HAS_POSITIONS:
+        _clear_unseen(DR, table, b, t, window, filled, T, FIRST, BN, HAS_FILLED)
     if HAS_SPANS:
         dspan = tl.where(t < T, dspan, 0.0)
         tl.store(DSPAN + (h * B + b) * tl.num_programs(0) + tl.program_id(0), tl.sum(dspan, 0) * slope)
