@@ -5,7 +5,8 @@ position by position; end to end they are the kernels' `PAST`. The term for the 
 matrix product per group makes, as wide as the group's window. It is kept for the backward pass, which
 turns its gradient into those of queries and position keys by matrix products again.
 
-Shapes: as in the package, and G heads of a group, N = B x T, X = 2G (the keys of G heads, then their values).
+Shapes: as in the package, and G heads of a group, X = 2G (the keys of G heads, then their values), C = 8
+classes of queries, N = B x T / 8 queries of a class, S columns of the table.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
+from torch.nn import functional as F
 
 from longspan.kernels.span_attention import triton as kernels
 
@@ -36,19 +38,25 @@ TILES = {
 SLOT_CONSTANTS = ("WIDTH", "BK", "HAS_SPANS", "RENORMALISE", "HAS_DROPOUT", "PRECISION")
 
 
-class Group(NamedTuple):
-    """Heads that lie side by side, the window their table of distances is made for, and where it begins."""
+# Queries whose rows of the table are moved on by 0, 1, 2 ... columns.
+CLASSES = 8
 
-    first: int
-    size: int
-    window: int
-    table: int
+# As far beyond the table a tile may read.
+MARGIN = 256
+
+
+class Table(NamedTuple):
+    """Where a head's distances are in the table: its first number, its rows and columns."""
+
+    begin: int
+    rows: int
+    columns: int
 
 
 class Layout(NamedTuple):
     """Where every head finds its past and its table: for the host, and for the device in rows of 8."""
 
-    groups: tuple[Group, ...]
+    tables: tuple[Table, ...]
     heads: Tensor
     table_size: int
     longest_reach: int
@@ -73,16 +81,23 @@ def _layout(
     device: torch.device,
 ) -> Layout:
     """`pasts` are (rows, heads) of every group."""
-    rows, groups, head, past, table = [], [], 0, 0, 0
+    heads, tables, head, past, begin = [], [], 0, 0, MARGIN
+    rows = batch * _whole(block)
     for reach, size in pasts:
-        window = max(windows[head : head + size])
-        groups.append(Group(head, size, window, table))
+        columns = _whole(max(windows[head : head + size])) + CLASSES
         for index in range(size):
             keys, values, step = past + index, past + size + index, 2 * size
-            rows.append([windows[head + index], reach, keys, values, step, batch * step, table, window])
-            table += batch * block * window
+            heads.append([windows[head + index], reach, keys, values, step, batch * step, begin, columns])
+            tables.append(Table(begin, rows, columns))
+            begin += rows * columns
         head, past = head + size, past + batch * reach * 2 * size
-    return Layout(tuple(groups), torch.tensor(rows, device=device), table, max(reach for reach, _ in pasts))
+    longest_reach = max(reach for reach, _ in pasts)
+    return Layout(tuple(tables), torch.tensor(heads, device=device), begin + MARGIN, longest_reach)
+
+
+def _whole(number: int) -> int:
+    """Rounded up to classes."""
+    return -(-number // CLASSES) * CLASSES
 
 
 def span_attention(
@@ -108,9 +123,6 @@ def span_attention(
     dtype = q_BHTK.dtype
     pasts = tuple((kv_BMXK.shape[1], kv_BMXK.shape[2] // 2) for kv_BMXK in past)
     layout = _layout(tuple(windows), pasts, batch, block, q_BHTK.device)
-    if position_keys is not None:
-        # Oldest first, as the table has them: what a group looks at are then the last rows.
-        position_keys = position_keys[..., : max(windows), :].to(dtype).flip(-2)
     slot_k_HPK, slot_v_HPK = (None, None) if slots is None else (x.to(dtype).contiguous() for x in slots)
     with torch.autocast(q_BHTK.device.type, enabled=False):
         out: Tensor = _SpanAttention.apply(  # type: ignore[no-untyped-call]
@@ -118,7 +130,7 @@ def span_attention(
             _rows_inside(k_BHTK.to(dtype)),
             _rows_inside(v_BHTK.to(dtype)),
             None if position_q is None else position_q.to(dtype),
-            position_keys,
+            None if position_keys is None else _moved(position_keys.to(dtype), layout, first_distance),
             slot_k_HPK,
             slot_v_HPK,
             None if spans_H is None else spans_H.float(),
@@ -281,56 +293,73 @@ def _seed(device: torch.device) -> Tensor:
     return torch.randint(2**31, (1,), dtype=torch.int32, device=device)
 
 
-def _by_head(x_BHTK: Tensor, group: Group) -> Tensor:
-    """The rows of a group's heads, [G, N, K]."""
-    return x_BHTK[:, group.first : group.first + group.size].transpose(0, 1).flatten(1, 2)
+def _moved(position_keys: Tensor, layout: Layout, first_distance: int) -> Tensor:
+    """Position keys, oldest first, for each class moved on by one more row, [C, S, K] or [H, C, S, K].
+
+    S is that of the widest table, a narrower one has the last of it. Rows that are no distance are zeros.
+    """
+    columns = max(table.columns for table in layout.tables)
+    near = position_keys[..., : columns - CLASSES, :].flip(-2)
+    after = CLASSES - 1 + first_distance  # distance 0 is the last column but 7 of the first class
+    oldest_first = F.pad(near, (0, 0, columns + CLASSES - 1 - after - near.shape[-2], after))
+    return oldest_first.unfold(-2, columns, 1).mT.flip(-3)
 
 
-def _keys_of(position_keys: Tensor, group: Group) -> Tensor:
-    """A group's position keys, [G, W, K]."""
-    if position_keys.dim() == 3:
-        position_keys = position_keys[group.first : group.first + group.size]
-    return position_keys[..., position_keys.shape[-2] - group.window :, :].expand(group.size, -1, -1)
+def _keys_of(keys: Tensor, head: int, table: Table) -> Tensor:
+    """The part of `_moved` position keys that a head's table is made with, [C, S, K]."""
+    return (keys if keys.dim() == 3 else keys[head])[:, keys.shape[-2] - table.columns :]
 
 
-def _table_of(table: Tensor, group: Group, rows: int) -> Tensor:
-    """A group's part of the table of distances, [G, N, W]."""
-    size = group.size * rows * group.window
-    return table[group.table : group.table + size].view(group.size, rows, group.window)
+def _by_class(x_BTK: Tensor) -> Tensor:
+    """A head's rows, every eighth together, [C, N, K]: a view, unless a text ends amidst eight."""
+    missing = -x_BTK.shape[1] % CLASSES
+    x_BTK = F.pad(x_BTK, (0, 0, 0, missing)) if missing else x_BTK
+    return torch.unflatten(x_BTK, 1, (-1, CLASSES)).permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def _distance_table(asked_BHTK: Tensor, position_keys: Tensor, layout: Layout) -> Tensor:
-    """q_t . p_d for every query and the distances of its head's group, group after group."""
-    rows = asked_BHTK.shape[0] * asked_BHTK.shape[2]
-    table = asked_BHTK.new_empty(layout.table_size)
-    for group in layout.groups:
-        keys_GWK = _keys_of(position_keys, group)
-        torch.bmm(_by_head(asked_BHTK, group), keys_GWK.mT, out=_table_of(table, group, rows))
-    return table
+def _set_by_class(x_BTK: Tensor, rows_CNK: Tensor) -> None:
+    """Put a head's rows back, if they were no view."""
+    batch, block, _ = x_BTK.shape
+    if block % CLASSES:
+        back = torch.unflatten(rows_CNK, 1, (batch, -1)).permute(1, 2, 0, 3).flatten(1, 2)
+        x_BTK.copy_(back[:, :block])
+
+
+def _table_of(numbers: Tensor, table: Table) -> Tensor:
+    """A head's table of distances, [C, N, S]."""
+    own = numbers[table.begin : table.begin + table.rows * table.columns]
+    return own.view(-1, CLASSES, table.columns).transpose(0, 1)
+
+
+def _distance_table(asked_BHTK: Tensor, keys: Tensor, layout: Layout) -> Tensor:
+    """q_t . p_d for every query and the distances of its head's group, head after head."""
+    numbers = asked_BHTK.new_empty(layout.table_size)
+    for head, table in enumerate(layout.tables):
+        keys_CSK = _keys_of(keys, head, table)
+        torch.bmm(_by_class(asked_BHTK[:, head]), keys_CSK.mT, out=_table_of(numbers, table))
+    return numbers
 
 
 def _distance_gradients(
-    dtable: Tensor,
+    dnumbers: Tensor,
     asked_BHTK: Tensor,
-    position_keys: Tensor,
+    keys: Tensor,
     layout: Layout,
     scale: float,
     dq_BHTK: Tensor,
     dposition_q: Tensor | None,
 ) -> Tensor:
     """The gradient of the position keys from that of the table; that of its queries goes where it belongs."""
-    batch, heads, block, _ = asked_BHTK.shape
-    dkeys_HWK = position_keys.new_zeros(heads, *position_keys.shape[-2:])
-    for group in layout.groups:
-        dtable_GNW = _table_of(dtable, group, batch * block)
-        keys_GWK = _keys_of(position_keys, group)
-        if dposition_q is None:
-            _by_head(dq_BHTK, group).baddbmm_(dtable_GNW, keys_GWK, alpha=scale)
-        else:
-            _by_head(dposition_q, group).baddbmm_(dtable_GNW, keys_GWK, beta=0, alpha=scale)
-        asked_GNK = _by_head(asked_BHTK, group)
-        _keys_of(dkeys_HWK, group).baddbmm_(dtable_GNW.mT, asked_GNK, beta=0, alpha=scale)
-    return dkeys_HWK if position_keys.dim() == 3 else dkeys_HWK.sum(0)
+    dkeys_HCSK = keys.new_zeros(asked_BHTK.shape[1], *keys.shape[-3:])
+    for head, table in enumerate(layout.tables):
+        dtable_CNS, keys_CSK = _table_of(dnumbers, table), _keys_of(keys, head, table)
+        dasked_BTK = dq_BHTK[:, head] if dposition_q is None else dposition_q[:, head]
+        dasked_CNK = _by_class(dasked_BTK)
+        dasked_CNK.baddbmm_(dtable_CNS, keys_CSK, beta=1 if dposition_q is None else 0, alpha=scale)
+        _set_by_class(dasked_BTK, dasked_CNK)
+        asked_CNK = _by_class(asked_BHTK[:, head])
+        _keys_of(dkeys_HCSK, head, table).baddbmm_(dtable_CNS.mT, asked_CNK, beta=0, alpha=scale)
+    return dkeys_HCSK if keys.dim() == 4 else dkeys_HCSK.sum(0)
 
 
 def _strides(*tensors_BHTK: Tensor) -> list[int]:

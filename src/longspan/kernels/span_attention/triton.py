@@ -15,8 +15,10 @@ the tiles at the far edge of the span and those at the query's own position, and
 
 Keys have two sources. `PAST` holds what each group of heads remembers, as long as that group needs it; the
 block's own keys follow. Both are addressed by position, negative in the past, so a loop is a source and a
-range. The term for the distance is a table R[t, c] that was made by matrix products, oldest distance first:
-position j of query t is its column j - t + constant, so a row of it lines up with a row of keys.
+range. The term for the distance is a table R[t, c] that was made by matrix products, oldest distance first.
+Position j of query t is its column j - t + t % 8 + constant: rows that begin at multiples of 8 then hold every
+eighth key at a multiple of 8 too, and are read as they lie, in pieces of 8 numbers. Tiles begin at such keys.
+A tile may reach beyond its rows, into their neighbours: what it finds there belongs to keys that are not seen.
 
 Shapes: as in the package; BM queries and BN keys in a tile, BK the head's width rounded up.
 """
@@ -34,7 +36,7 @@ SLOTS = tl.constexpr(1 << 30)  # the position that slots begin at, for dropout
 
 # The table of heads has 8 numbers in a row. Those of the past count in rows of a head, WIDTH numbers each.
 #   0 window   1 reach   2 keys in PAST   3 values in PAST   4 step of the batch   5 step of a position
-#   6 begin of the table R   7 width of its rows
+#   6 begin of the table R   7 width of its rows: those of a text are as many as T rounded up to 8
 
 
 @triton.jit
@@ -106,6 +108,21 @@ def _seen(t, j, window, filled, T, FIRST: tl.constexpr, HAS_FILLED: tl.constexpr
 
 
 @triton.jit
+def _table_begin(table, b, t0, T):
+    """Where row `t0` of a text, a multiple of 8, has position 0 in R, and how far its rows lie apart."""
+    step = tl.multiple_of(tl.load(table + 7), 8)
+    begin = tl.multiple_of(tl.load(table + 6), 8)
+    return begin + (b * (tl.cdiv(T, 8) * 8) + t0).to(tl.int64) * step + (step - 8 - t0), step.to(tl.int32)
+
+
+@triton.jit
+def _table_rows(step, BM: tl.constexpr):
+    """Where the rows of a tile have the position that the first has at 0."""
+    x = tl.arange(0, BM)
+    return x * tl.multiple_of(step, 8) - x // 8 * 8
+
+
+@triton.jit
 def _own_window(edge, FIRST: tl.constexpr):
     """How many distances reach just beyond the soft edge of a span, in steps of 16 as on the host."""
     return (tl.math.ceil(edge).to(tl.int32) - FIRST + 1 + 15) // 16 * 16
@@ -138,7 +155,7 @@ def _source(
     if FROM_BLOCK:
         k_base = K + b.to(tl.int64) * k_b + h * k_h
         v_base = V + b.to(tl.int64) * v_b + h * v_h
-        return k_base, v_base, k_t, v_t, tl.maximum(oldest, 0), end
+        return k_base, v_base, k_t, v_t, tl.maximum(oldest, 0) // 8 * 8, end
     else:
         row = tl.load(table + 5).to(tl.int32) * WIDTH
         past = PAST + b * tl.load(table + 4) * WIDTH + reach * row
@@ -157,6 +174,7 @@ def _forward_tiles(
 ):  # fmt: skip
     """Go on with the running sums over the keys from `start` to `stop`."""
     for n0 in range(start, stop, BN):
+        n0 = tl.multiple_of(n0, 8)
         j = n0 + tl.arange(0, BN)
         there = (j >= -reach) & (j < T)
         k = _rows(k_base, j, k_row, there, WIDTH, BK, INSIDE)
@@ -165,7 +183,7 @@ def _forward_tiles(
             seen = _seen(t, j, window, filled, T, FIRST, HAS_FILLED)
         if HAS_POSITIONS:
             r_at = (r_base + n0) + (r_row[:, None] + tl.arange(0, BN)[None, :])
-            r = tl.load(r_at) if INSIDE else tl.load(r_at, mask=seen, other=0.0)
+            r = tl.load(r_at) if INSIDE else tl.load(r_at, mask=(t < T)[:, None], other=0.0)
             s += r.to(tl.float32)
         if not INSIDE:
             s = tl.where(seen, s, float("-inf"))
@@ -218,9 +236,8 @@ def forward_kernel(
     q = _rows(Q + b.to(tl.int64) * q_b + h * q_h, t, q_t, t < T, WIDTH, BK, False)
     r_base, r_row = R, t
     if HAS_POSITIONS:
-        step = tl.load(table + 7)
-        r_base = R + tl.load(table + 6) + (b * T + t0).to(tl.int64) * step + (step - 1 + FIRST - t0)
-        r_row = (t - t0) * (step.to(tl.int32) - 1)
+        begin, step = _table_begin(table, b, t0, T)
+        r_base, r_row = R + begin, _table_rows(step, BM)
 
     top = tl.full([BM], float("-inf"), tl.float32)
     z = tl.zeros([BM], tl.float32)
@@ -300,13 +317,14 @@ def _score_gradient(share, dw, inner, mask, HAS_SPANS: tl.constexpr, RENORMALISE
 
 @triton.jit
 def _query_gradient_tiles(
-    start, stop, dq, dspan, q, dout, lse, inner, t, row_key, k_base, v_base, k_row, v_row,
-    r_base, dr_base, r_row, window, reach, filled, edge, T, slope, scale, threshold, keep_scale,
-    FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, INSIDE: tl.constexpr,
-    HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr,
+    start, stop, dq, dspan, q, dout, lse, inner, t0, t, row_key, k_base, v_base, k_row, v_row,
+    r_base, dr_base, r_row, r_step, window, reach, filled, edge, T, slope, scale, threshold, keep_scale,
+    FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    INSIDE: tl.constexpr, HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr,
     HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     for n0 in range(start, stop, BN):
+        n0 = tl.multiple_of(n0, 8)
         j = n0 + tl.arange(0, BN)
         there = (j >= -reach) & (j < T)
         k = _rows(k_base, j, k_row, there, WIDTH, BK, INSIDE)
@@ -316,7 +334,7 @@ def _query_gradient_tiles(
             seen = _seen(t, j, window, filled, T, FIRST, HAS_FILLED)
         if HAS_POSITIONS:
             r_at = (r_base + n0) + (r_row[:, None] + tl.arange(0, BN)[None, :])
-            r = tl.load(r_at) if INSIDE else tl.load(r_at, mask=seen, other=0.0)
+            r = tl.load(r_at) if INSIDE else tl.load(r_at, mask=(t < T)[:, None], other=0.0)
             s += r.to(tl.float32)
         share = tl.exp2(s * (scale * LOG2E) - lse[:, None])
         if not INSIDE:
@@ -338,23 +356,24 @@ def _query_gradient_tiles(
             if INSIDE:
                 tl.store(dr_at, ds)
             else:
-                tl.store(dr_at, ds, mask=seen)
+                row_begin = n0 + r_step - 8 - t0 - tl.arange(0, BM) // 8 * 8
+                column = row_begin[:, None] + tl.arange(0, BN)[None, :]
+                in_row = (column >= 0) & (column < tl.multiple_of(r_step, 8))
+                tl.store(dr_at, ds, mask=in_row & (t < tl.cdiv(T, 8) * 8)[:, None])
         dq += tl.dot(ds, k, input_precision=PRECISION)
     return dq, dspan
 
 
 @triton.jit
-def _clear_unseen(
-    DR, table, b, t, window, filled, T, FIRST: tl.constexpr, BN: tl.constexpr, HAS_FILLED: tl.constexpr
-):
-    """Zeros for the distances of a group's table that a query does not see: its row begins with them."""
-    step = tl.load(table + 7)
-    seen = tl.minimum(window, t - FIRST + 1 + filled) if HAS_FILLED else window + tl.zeros_like(t)
-    unseen = tl.where(t < T, step.to(tl.int32) - tl.maximum(seen, 0), 0)
-    row = DR + tl.load(table + 6) + (b * T + t).to(tl.int64) * step
-    for c0 in range(0, tl.max(unseen, 0), BN):
+def _clear_before(base, step, first, t0, T, BM: tl.constexpr, BN: tl.constexpr):
+    """Zeros for the distances in a row of the table that no tile comes to: those before position `first`."""
+    x = tl.arange(0, BM)
+    before = tl.minimum(tl.maximum(first + step - 8 - t0 - x // 8 * 8, 0), step)
+    before = tl.multiple_of(tl.where(t0 + x < tl.cdiv(T, 8) * 8, before, 0), 8)
+    for c0 in range(0, tl.max(before, 0), BN):
         c = c0 + tl.arange(0, BN)
-        tl.store(row[:, None] + c[None, :], 0.0, mask=c[None, :] < unseen[:, None])
+        at = base + (x * tl.multiple_of(step, 8))[:, None] + c[None, :]
+        tl.store(at, 0.0, mask=c[None, :] < before[:, None])
 
 
 @triton.jit
@@ -392,18 +411,18 @@ def query_gradient_kernel(
     lse = tl.load(LSE + row, mask=t < T, other=0.0)
     inner = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
     tl.store(INNER + row, inner, mask=t < T)
-    r_base, dr_base, r_row = R, DR, t
-    if HAS_POSITIONS:
-        step = tl.load(table + 7)
-        begin = tl.load(table + 6) + (b * T + t0).to(tl.int64) * step + (step - 1 + FIRST - t0)
-        r_base, dr_base = R + begin, DR + begin
-        r_row = (t - t0) * (step.to(tl.int32) - 1)
-    dq = tl.zeros([BM, BK], tl.float32)
-    dspan = tl.zeros([BM], tl.float32)
-
     oldest = t0 - FIRST - window + 1
     if HAS_FILLED:
         oldest = tl.maximum(oldest, -filled)
+    r_base, dr_base, r_row, step = R, DR, t, 8
+    if HAS_POSITIONS:
+        begin, step = _table_begin(table, b, t0, T)
+        r_base, dr_base, r_row = R + begin, DR + begin, _table_rows(step, BM)
+        first = tl.where(oldest < 0, -tl.cdiv(-oldest, BN) * BN, oldest // 8 * 8)
+        _clear_before(dr_base - (step - 8 - t0), step, first, t0, T, BM, BN)
+    dq = tl.zeros([BM, BK], tl.float32)
+    dspan = tl.zeros([BM], tl.float32)
+
     end = tl.minimum(t0 + BM - FIRST, T)
     far = _farthest_inside(edge, ramp, window, FIRST, HAS_SPANS)
     farthest = tl.maximum(t0 + BM - 1 - far, -tl.minimum(reach, filled))
@@ -422,10 +441,10 @@ def query_gradient_kernel(
                 n0, n1 = beyond, stop
             if part < 2 or from_block:
                 dq, dspan = _query_gradient_tiles(
-                    n0, n1, dq, dspan, q, dout, lse, inner, t, row_key, k_base, v_base, k_row, v_row,
-                    r_base, dr_base, r_row, window, reach, filled, edge,
+                    n0, n1, dq, dspan, q, dout, lse, inner, t0, t, row_key, k_base, v_base, k_row, v_row,
+                    r_base, dr_base, r_row, step, window, reach, filled, edge,
                     T, slope, scale, threshold, keep_scale,
-                    FIRST, WIDTH, BK, BN, part == 1,
+                    FIRST, WIDTH, BK, BM, BN, part == 1,
                     HAS_POSITIONS, HAS_SPANS, RENORMALISE, HAS_FILLED, HAS_DROPOUT, PRECISION,
                 )  # fmt: skip
 
@@ -445,8 +464,6 @@ def query_gradient_kernel(
             dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
 
     _store_rows(DQ + b.to(tl.int64) * dq_b + h * dq_h, t, dq_t, t < T, dq * scale, WIDTH, BK)
-    if HAS_POSITIONS:
-        _clear_unseen(DR, table, b, t, window, filled, T, FIRST, BN, HAS_FILLED)
     if HAS_SPANS:
         dspan = tl.where(t < T, dspan, 0.0)
         tl.store(DSPAN + (h * B + b) * tl.num_programs(0) + tl.program_id(0), tl.sum(dspan, 0) * slope)
@@ -461,6 +478,7 @@ def _key_gradient_tiles(
     HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     for t0 in range(start, stop, BM):
+        t0 = tl.multiple_of(t0, 8)
         t = t0 + tl.arange(0, BM)
         q = _rows(q_base, t, q_t, t < T, WIDTH, BK, INSIDE)
         dout = _rows(dout_base, t, o_t, t < T, WIDTH, BK, INSIDE)
@@ -470,9 +488,9 @@ def _key_gradient_tiles(
         if not INSIDE:
             seen = _seen(t, j, window, filled, T, FIRST, HAS_FILLED)
         if HAS_POSITIONS:
-            r_row = (t - t0) * (r_step.to(tl.int32) - 1)
-            r_at = (r_base + tl.cast(t0, tl.int64) * (r_step - 1)) + r_row[:, None] + j[None, :]
-            r = tl.load(r_at) if INSIDE else tl.load(r_at, mask=seen, other=0.0)
+            rows = r_base + (tl.cast(t0, tl.int64) * r_step - t0)
+            r_at = rows + (_table_rows(r_step, BM)[:, None] + j[None, :])
+            r = tl.load(r_at) if INSIDE else tl.load(r_at, mask=(t < T)[:, None], other=0.0)
             s += r.to(tl.float32)
         share = tl.exp2(s * (scale * LOG2E) - lse[:, None])
         if not INSIDE:
@@ -530,10 +548,10 @@ def key_gradient_kernel(
             k_base, v_base, dk_base, dv_base = PAST + past_k, PAST + past_v, DPAST + past_k, DPAST + past_v
         filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else reach
         seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
-        r_base, r_step = R, 1
+        r_base, r_step = R, 8
         if HAS_POSITIONS:
-            r_step = tl.load(table + 7)
-            r_base = R + tl.load(table + 6) + (b * T).to(tl.int64) * r_step + (r_step - 1 + FIRST)
+            begin, r_step = _table_begin(table, b, 0, T)
+            r_base = R + begin
 
         j = n0 + tl.arange(0, BN)
         there = (j >= -reach) & (j < T)
@@ -542,7 +560,7 @@ def key_gradient_kernel(
         dk = tl.zeros([BN, BK], tl.float32)
         dv = tl.zeros([BN, BK], tl.float32)
 
-        start = tl.maximum(n0 + FIRST, 0)
+        start = tl.maximum(n0 + FIRST, 0) // 8 * 8
         stop = tl.minimum(n0 + BN - 1 + FIRST + window, T)
         far = _farthest_inside(edge, ramp, window, FIRST, HAS_SPANS)
         whole = (n0 >= -tl.minimum(reach, filled)) & (n0 + BN <= T)
