@@ -80,6 +80,16 @@ def test_every_attention_gets_what_the_first_block_got() -> None:
     torch.testing.assert_close(found, model.final_norm(h))
 
 
+def test_single_tokens_go_on_from_a_state() -> None:
+    model, tokens = lively(), text(9)
+    with torch.no_grad():
+        expected, _ = model(tokens, model.initial_state(2))
+        _, state = model(tokens[:, :4], model.initial_state(2))
+        step = model.step_from(state)
+        found = [step(tokens[:, t : t + 1].T.contiguous())[0].clone() for t in range(4, 9)]
+    torch.testing.assert_close(torch.stack(found, dim=1), expected[:, 4:])
+
+
 def test_its_weights_are_moved_by_adamw_without_decay() -> None:
     model = fresh(CONFIG)
     stage = StageConfig(steps=9, optimizer="muon", learning_rate=0.5, weight_decay=0.1)

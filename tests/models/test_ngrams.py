@@ -141,6 +141,17 @@ class TestModel:
         assert next(iter(state.flatten())) == "ngrams.before"
         assert state.flatten()["ngrams.before"].tolist() == (tokens[:, -2:] + 1).tolist()
 
+    def test_single_tokens_go_on_from_a_state(self) -> None:
+        model, tokens = self.model(), text(9)
+        for table in model.ngrams.tables:
+            torch.nn.init.normal_(table.weight)
+        with torch.no_grad():
+            expected, _ = model(tokens, model.initial_state(2))
+            _, state = model(tokens[:, :4], model.initial_state(2))
+            step = model.step_from(state)
+            found = [step(tokens[:, t : t + 1].T.contiguous())[0].clone() for t in range(4, 9)]
+        torch.testing.assert_close(torch.stack(found, dim=1), expected[:, 4:])
+
     def test_they_move_as_the_embedding_does(self) -> None:
         model = self.model()
         stage = StageConfig(
