@@ -7,6 +7,7 @@ N = B x T queries.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -117,13 +118,21 @@ class SinusoidDistances(Positions):
         content_q, distance_q = (q_BHTK + of_heads(x_HK, heads)[:, None] for x_HK in (u_HK, v_HK))
         weight_GKD = of_heads(torch.unflatten(self.project.weight, 0, (self.num_heads, -1)), heads)
         head_width, width = weight_GKD.shape[1:]
-        distance_W = torch.arange(window, device=weight_GKD.device).clamp(0, self.clamp)
-        waves_WD = F.dropout(sinusoids(distance_W, width).to(weight_GKD.dtype), self.dropout, self.training)
+        longest = 1 << (window - 1).bit_length()
+        waves_WD = _waves(longest, width, self.clamp, weight_GKD.device)[:window].to(weight_GKD.dtype)
+        waves_WD = F.dropout(waves_WD, self.dropout, self.training)
         # (q R) . sinusoid = q . (R sinusoid): when few queries look far back, as in decoding, project them.
         queries_N = q_BHTK.shape[0] * q_BHTK.shape[2]
         if queries_N * width * (head_width + window) < window * head_width * (width + queries_N):
             return Terms(content_q, distance_q @ weight_GKD, waves_WD)
         return Terms(content_q, distance_q, waves_WD @ weight_GKD.mT)
+
+
+@cache  # for good: a recorded step knows where they lie
+def _waves(longest: int, width: int, clamp: int | None, device: torch.device) -> Tensor:
+    """The sinusoids of all distances below a power of two, so that there are few such tables."""
+    with torch.inference_mode(False):  # whoever asks first, training will want them too
+        return sinusoids(torch.arange(longest, device=device).clamp(0, clamp), width)
 
 
 def sinusoids(position_W: Tensor, width: int) -> Tensor:
