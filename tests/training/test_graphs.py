@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +46,29 @@ class Recorder:
         self.recorded: list[tuple[int, ...]] = []
         self.replays = 0
 
-    def __call__(
-        self, model: LanguageModel, tokens_BT: Tensor, state: State, autocast: Any
-    ) -> Callable[[Tensor, State], tuple[Tensor, State]]:
+    def __call__(self, model: LanguageModel, tokens_BT: Tensor, state: State, autocast: Any) -> Replay:
         self.recorded.append(tuple(tokens_BT.shape))
+        return Replay(self, model, state)
 
-        def replay(tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
-            self.replays += 1
-            return model(tokens_BT, state)
 
-        return replay
+class Replay:
+    """Like a recording it copies what goes in, and writes what comes out over what came out before."""
+
+    def __init__(self, recorder: Recorder, model: LanguageModel, state: State) -> None:
+        self.recorder, self.model = recorder, model
+        self.state = state.map(torch.clone)
+        self.after: State | None = None
+
+    def __call__(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
+        self.recorder.replays += 1
+        for own, leaf in zip(self.state.flatten().values(), state.flatten().values(), strict=True):
+            own.copy_(leaf)
+        hidden_BTD, after = self.model(tokens_BT, self.state)
+        if self.after is None:
+            self.after = after.detach().map(torch.clone)
+        for own, leaf in zip(self.after.flatten().values(), after.flatten().values(), strict=False):
+            own.copy_(leaf) if own.shape == leaf.shape else own.fill_(math.nan)
+        return hidden_BTD, self.after
 
 
 @pytest.fixture
@@ -120,6 +135,28 @@ def test_memory_that_grows_drops_a_recording(recorder: Recorder) -> None:
     stretch(model)
     read(recorded, STEADY)
     assert len(recorder.recorded) == 1
+
+
+def test_a_replay_is_taken_back_if_spans_turn_out_to_have_moved(recorder: Recorder) -> None:
+    """With the random numbers it drew, and with the state it has written over."""
+
+    def hidden_states(read: Callable[[LanguageModel], Callable[[Tensor, State], Any]]) -> list[Tensor]:
+        torch.manual_seed(1)
+        model = adaptive_span("learned")
+        step, state, seen = read(model), model.initial_state(2), []
+        for number, tokens_BT in enumerate(torch.randint(VOCABULARY, (STEADY + 5, 2, 4))):
+            if number == STEADY + 3:
+                stretch(model)
+            hidden_BTD, state = step(tokens_BT, state)
+            seen.append(hidden_BTD.detach().clone())
+        return seen
+
+    expected = hidden_states(lambda model: model)
+    assert recorder.replays == 0
+    found = hidden_states(lambda model: partial(RecordedModel(model), autocast=nullcontext()))
+    assert recorder.replays == 4  # three, and the one that was taken back
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_model_that_asks_the_device_is_never_recorded(

@@ -2,7 +2,7 @@
 
 A span module answers three questions: how far each head must be computed (`windows_for`), how much must be
 remembered (`memory_length`), and which soft edge the kernel applies (`spans_H`, `ramp`). The first two are
-plain integers, refreshed after every update, so that no forward pass has to ask the device.
+plain integers. After every update they are sent for, and whoever asks for them first waits until they arrive.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -113,6 +114,7 @@ class LearnedSpan(Span):
         self._over_layer = config.softmax_over == "layer"
         self.windows_follow_spans = not self._over_layer
         self._num_heads = num_heads
+        self._reading: _Reading | None = None
         starts = _starts(config, num_heads)
         self.fraction_H = nn.Parameter(torch.tensor(starts if config.per == "head" else starts[:1]))
         self.set_fractions(starts)
@@ -123,14 +125,25 @@ class LearnedSpan(Span):
 
     @property
     def windows(self) -> tuple[int, ...]:
+        self._await_sizes()
         return self._windows
 
     def windows_for(self, block: int) -> tuple[int, ...]:
-        return self._windows
+        return self.windows
 
     @property
     def memory_length(self) -> int:
+        self._await_sizes()
         return self._memory_length
+
+    def _await_sizes(self) -> None:
+        if self._reading is not None:
+            self._reading.arrive()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: they have their sizes, nothing is on its way to them."""
+        self._await_sizes()
+        return self.__dict__
 
     def fractions_H(self) -> Tensor:
         """z of each head."""
@@ -179,17 +192,41 @@ def rounded_up(length: int) -> int:
     return step * math.ceil(length / step)
 
 
+class _Reading:
+    """z of all heads of all layers on the way to the host: one copy, for which nobody has to wait yet."""
+
+    def __init__(self, spans: Sequence[LearnedSpan], fractions_LH: Tensor) -> None:
+        self._spans = spans
+        self._fractions_LH = torch.empty(fractions_LH.shape, pin_memory=True)
+        self._fractions_LH.copy_(fractions_LH, non_blocking=True)
+        self._done = torch.cuda.Event()
+        self._done.record()
+
+    def arrive(self) -> None:
+        self._done.synchronize()
+        _set_sizes(self._spans, self._fractions_LH)
+
+
 def clamp_and_read(spans: Sequence[LearnedSpan]) -> None:
-    """Put every z back into [0, 1] and refresh the integer sizes: one copy to the host for all layers."""
+    """Put every z back into [0, 1] and send for the integer sizes that follow from it."""
     if not spans:
         return
     with torch.no_grad():
-        for span in spans:
-            span.fraction_H.clamp_(0, 1)
+        fractions: list[Tensor] = [span.fraction_H for span in spans]
+        torch._foreach_clamp_min_(fractions, 0.0)
+        torch._foreach_clamp_max_(fractions, 1.0)
         fractions_LH = torch.stack([span.fractions_H() for span in spans])
-    if fractions_LH.is_meta:
-        return
+    if fractions_LH.is_cuda:
+        reading = _Reading(spans, fractions_LH)
+        for span in spans:
+            span._reading = reading
+    elif not fractions_LH.is_meta:
+        _set_sizes(spans, fractions_LH)
+
+
+def _set_sizes(spans: Sequence[LearnedSpan], fractions_LH: Tensor) -> None:
     for span, fractions in zip(spans, fractions_LH.tolist(), strict=True):
+        span._reading = None
         if not any(map(math.isnan, fractions)):  # a diverged model has no sizes: its loss will tell
             span.set_fractions(fractions)
 
