@@ -38,6 +38,10 @@ class NgramEmbeddings(nn.Module):
             {"before": torch.zeros(batch_size, max(self.sizes) - 1, dtype=torch.long, device=device)}
         )
 
+    def compile_parts(self) -> None:
+        """The arithmetic. Tables are left to torch, whose gradients of them add up in the same order always."""
+        self._rows = torch.compile(self._rows)  # type: ignore[method-assign]
+
     def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
         digits_BS = torch.cat([state.tensor("before"), tokens_BT + 1], dim=1)
         block = tokens_BT.shape[1]

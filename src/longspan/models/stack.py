@@ -94,7 +94,7 @@ class Stack(LanguageModel):
         if self.dropout > 0:
             self._drop = torch.compile(drop)
         if self.ngrams is not None:
-            self.ngrams.compile()
+            self.ngrams.compile_parts()
         for residual in self.residuals.values():
             residual.compile()
 
