@@ -39,7 +39,7 @@ class NgramEmbeddings(nn.Module):
         )
 
     def compile_parts(self) -> None:
-        """The arithmetic. Tables are left to torch, whose gradients of them add up in the same order always."""
+        """The arithmetic. Tables are left to torch, which adds up their gradients in one order always."""
         self._rows = torch.compile(self._rows)  # type: ignore[method-assign]
 
     def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
