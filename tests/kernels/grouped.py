@@ -13,6 +13,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+KINDS = {"none": (), "content": ("content",), "position": ("position",), "both": ("content", "position")}
+QUERY_TERMS = ("content_bias_HK", "position_bias_HK", "position_map_HKE")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -23,7 +26,8 @@ class Case:
     batch: int = 2
     block: int = 33
     width: int = 8
-    positions: Literal["none", "shared", "per head"] = "none"
+    positions: Literal["none", "shared", "per head", "mapped"] = "none"
+    biases: Literal["none", "content", "position", "both"] = "none"
     num_slots: int = 0
     spans: tuple[float, ...] | None = None
     ramp: int = 4
@@ -65,7 +69,10 @@ def tensors_of(case: Case, dtype: torch.dtype = torch.float64, device: str = "cp
         made["position_keys"] = draw(longest, case.width)
     if case.positions == "per head":
         made["position_keys"] = draw(heads, longest, case.width)
-        made["position_q"] = draw(case.batch, heads, case.block, case.width)
+    if case.positions == "mapped":
+        made["position_keys"] = draw(longest, case.width + 3)
+        made["position_map_HKE"] = draw(heads, case.width, case.width + 3)
+    made |= {f"{kind}_bias_HK": draw(heads, case.width) for kind in KINDS[case.biases]}
     if case.num_slots:
         made |= {name: draw(heads, case.num_slots, case.width) for name in ("slot_k", "slot_v")}
     if case.spans is not None:
@@ -87,7 +94,7 @@ def together(function: Callable[..., Tensor], case: Case, tensors: dict[str, Ten
         past=[tensors[f"past{number}"] for number in range(len(case.windows))],
         windows=case.flat_windows,
         position_keys=tensors.get("position_keys"),
-        position_q=tensors.get("position_q"),
+        **{name: tensors.get(name) for name in QUERY_TERMS},
         slots=(tensors["slot_k"], tensors["slot_v"]) if case.num_slots else None,
         spans_H=tensors.get("spans_H"),
         **case.options(tensors["q"].device.type),
@@ -118,9 +125,8 @@ def head_by_head(
         given: dict[str, Any] = {}
         if case.positions != "none":
             keys = tensors["position_keys"]
-            given["position_keys"] = keys if case.positions == "shared" else keys[one]
-        if case.positions == "per head":
-            given["position_q"] = tensors["position_q"][:, one]
+            given["position_keys"] = keys[one] if case.positions == "per head" else keys
+        given |= {name: tensors[name][one] for name in QUERY_TERMS if name in tensors}
         if case.num_slots:
             given["slots"] = tensors["slot_k"][one], tensors["slot_v"][one]
         if case.spans is not None:

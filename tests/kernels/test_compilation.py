@@ -22,7 +22,7 @@ POINTERS = {
     "FILLED": "*i64",
     "SEED": "*i32",
 }
-POINTERS |= {"DSPAN": "*fp32", "DSLOT_K": "*fp32", "DSLOT_V": "*fp32"}
+POINTERS |= {"BIAS": "*fp32", "DBIAS": "*fp32", "DSPAN": "*fp32", "DSLOT_K": "*fp32", "DSLOT_V": "*fp32"}
 SIZES = ("B", "H", "T", "P")
 
 

@@ -28,9 +28,16 @@ CASES = {
         block=3,
         width=2,
         positions="per head",
+        biases="both",
         num_slots=2,
         first_distance=0,
         filled=(0, 2),
+    ),
+    "positions mapped": Case(
+        windows=((5,), (9,)), reaches=(5, 9), block=3, width=2, positions="mapped", biases="position"
+    ),
+    "a bias of the content": Case(
+        windows=((4, 6),), reaches=(0,), block=4, width=2, biases="content", first_distance=0, filled=(0, 0)
     ),
     "a whole text": Case(
         windows=((4, 6), (300,)), reaches=(0, 0), block=4, width=2, first_distance=0, filled=(0, 0)

@@ -9,12 +9,14 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from longspan.kernels.side_by_side import side_by_side
 from longspan.kernels.span_attention import eager, soft_mask
 from longspan.kernels.span_attention.mask import EPSILON
 
@@ -58,6 +60,16 @@ CASES = {
         windows=((5,), (33, 64)), reaches=(5, 64), block=40, width=5, positions="shared"
     ),
     "own windows in a group": Case(windows=((1, 17, 40),), reaches=(40,), batch=1, positions="per head"),
+    "a bias of the content": Case(windows=((20, 35),), reaches=(35,), num_slots=5, biases="content"),
+    "a bias of the distance": Case(
+        windows=((30,),), reaches=(30,), block=40, positions="shared", biases="position"
+    ),
+    "biases, and groups of different reach": Case(
+        windows=((9,), (35, 64)), reaches=(9, 64), width=5, positions="per head", biases="both", num_slots=3
+    ),
+    "few queries, mapped": Case(
+        windows=((12, 50),), reaches=(50,), block=3, positions="mapped", biases="both", first_distance=0
+    ),
     "spans at 0, at the ramp, at the maximum": Case(
         windows=((16, 16, 48),), reaches=(48,), positions="shared", spans=(0.0, 4.0, 44.0)
     ),
@@ -70,7 +82,12 @@ CASES = {
         windows=((12, 30), (60,)), reaches=(7, 33), positions="shared", first_distance=0
     ),
     "a memory that is not filled": Case(
-        windows=((35,),), reaches=(35,), positions="per head", first_distance=0, filled=(0, 21)
+        windows=((35,),),
+        reaches=(35,),
+        positions="per head",
+        biases="both",
+        first_distance=0,
+        filled=(0, 21),
     ),
     "not filled, with spans and slots": Case(
         windows=((20, 35),),
@@ -119,6 +136,16 @@ LARGE_CASES = {
     "wide heads": Case(
         windows=((100, 140),), reaches=(140,), block=129, width=128, positions="per head", first_distance=0
     ),
+    "biases": Case(
+        windows=((260, 260),),
+        reaches=(130,),
+        block=130,
+        width=64,
+        positions="per head",
+        biases="both",
+        first_distance=0,
+        filled=(130, 70),
+    ),
     "many slots, many rows": Case(
         windows=((8,) * 8,), reaches=(8,), batch=40, block=70, width=16, num_slots=300, spans=(2.0,) * 8
     ),
@@ -143,7 +170,8 @@ def drawn(seed: int) -> Case:
         batch=batch,
         block=draw.choice([1, 3, 17, 33, 45]),
         width=draw.choice([3, 8, 16]),
-        positions=draw.choice(["none", "shared", "per head"]),
+        positions=(positions := draw.choice(["none", "shared", "per head", "mapped"])),
+        biases=draw.choice(["none", "content"] if positions == "none" else ["none", "content", "both"]),
         num_slots=draw.choice([0, 0, 5]),
         spans=draw.choice([None, tuple(spans), tuple(map(round, spans))]),
         ramp=ramp,
@@ -207,6 +235,40 @@ def test_windows_that_follow_spans() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_gradients_of_biased_queries_lie_beside_those_of_keys_and_values() -> None:
+    """As they were projected: nobody has to put them together."""
+    case = Case(windows=((9, 20),), reaches=(20,), block=16, positions="per head", biases="both")
+    tensors = tensors_of(case, torch.float32, DEVICE)
+    rows_BTRK = torch.randn(case.batch, case.block, 3 * case.num_heads, case.width, device=DEVICE)
+    parts = side_by_side(rows_BTRK.requires_grad_(), [case.num_heads] * 3, dim=2)
+    gradients: dict[str, Tensor] = {}
+    for name, part_BTHK in zip(("q", "k", "v"), parts, strict=True):
+        part_BTHK.register_hook(partial(gradients.__setitem__, name))
+        tensors[name] = part_BTHK.transpose(1, 2)
+    together(fused.span_attention, case, tensors).sum().backward()
+    assert rows_BTRK.grad is not None
+    assert gradients.keys() == {"q", "k", "v"}
+    for gradient in gradients.values():
+        assert gradient.untyped_storage().data_ptr() == rows_BTRK.grad.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("first_distance", [0, 1])
+@pytest.mark.parametrize("shape", [(21, 4), (40, 4), (2, 30, 4)])
+def test_gradients_of_position_keys_are_summed_in_float32(
+    shape: tuple[int, ...], first_distance: int
+) -> None:
+    """From products in half precision, for keys that are fewer or more than the window has distances."""
+    layout = fused._layout((30, 30), ((30, 2),), 1, 8, torch.device("cpu"))
+    keys = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    moved = fused._moved(keys, layout, first_distance)
+    products_HCSK = torch.randn(2, *moved.shape[-3:]).half()
+    weight = products_HCSK.double() if keys.dim() == 3 else products_HCSK.double().sum(0)
+    (expected,) = torch.autograd.grad((moved * weight).sum(), keys)
+    surrounded = torch.nn.functional.pad(products_HCSK, (0, 0, fused.CLASSES, fused.CLASSES))
+    found = fused._moved_back(surrounded, keys.detach().float(), first_distance)
+    torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-5)
+
+
 def test_tiny_mass_inside_the_span_shows_the_epsilon() -> None:
     """A key out of the span takes all but e^-18 of the softmax, about as much as the 1e-8 and too little for
     fp16."""
@@ -224,7 +286,7 @@ def test_tiny_mass_inside_the_span_shows_the_epsilon() -> None:
 
 
 @only_interpreted
-@pytest.mark.parametrize("name", ["slots and spans", "groups of different reach"])
+@pytest.mark.parametrize("name", ["slots and spans", "biases, and groups of different reach"])
 def test_half_precision_sums_in_float32(name: str) -> None:
     check(CASES[name], torch.float16)
 

@@ -10,7 +10,7 @@ from longspan.config import AdaptiveSpanConfig, SpanConfig
 from longspan.kernels.span_attention import eager, forced, head_groups, padded, reference, span_attention
 from longspan.models import build
 
-from .test_span_attention import arguments, gradients, inputs
+from .test_span_attention import BIASES, arguments, gradients, inputs
 
 
 @settings(max_examples=40, deadline=None)
@@ -22,15 +22,16 @@ from .test_span_attention import arguments, gradients, inputs
     learned=st.booleans(),
     renormalise=st.booleans(),
     num_slots=st.integers(0, 2),
-    positions=st.sampled_from(["shared", "per head", "wider"]),
+    positions=st.sampled_from(["shared", "per head", "mapped"]),
+    biases=BIASES,
     some_filled=st.booleans(),
     data=st.data(),
 )
 def test_it_equals_the_loops(
-    block, memory, window, first, learned, renormalise, num_slots, positions, some_filled, data
+    block, memory, window, first, learned, renormalise, num_slots, positions, biases, some_filled, data
 ):
     spans = data.draw(st.lists(st.floats(0, window), min_size=2, max_size=2)) if learned else None
-    tensors = inputs(2, 2, block, memory, 2, window, spans, num_slots, positions)
+    tensors = inputs(2, 2, block, memory, 2, window, spans, num_slots, positions, biases)
     options = {"ramp": 2, "renormalise": renormalise, "first_distance": first}
     rows = data.draw(st.lists(st.integers(0, memory), min_size=2, max_size=2))
     if some_filled and first == 0:

@@ -15,6 +15,8 @@ from longspan.kernels.span_attention import eager, head_groups, reference, soft_
 from longspan.kernels.span_attention.eager import span_attention
 from longspan.kernels.span_attention.mask import EPSILON
 
+BIASES = st.sampled_from([(), ("content",), ("position",), ("content", "position")])
+
 
 def inputs(
     batch: int,
@@ -26,6 +28,7 @@ def inputs(
     spans: list[float] | None,
     num_slots: int = 0,
     positions: str = "shared",
+    biases: tuple[str, ...] = (),
 ) -> dict[str, Tensor]:
     def leaf(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
@@ -37,9 +40,11 @@ def inputs(
         "position_keys": leaf(limit, width),
     }
     if positions == "per head":
-        made |= {"position_q": leaf(batch, heads, block, width), "position_keys": leaf(heads, limit, width)}
-    if positions == "wider":
-        made |= {"position_q": leaf(batch, heads, block, width + 1), "position_keys": leaf(limit, width + 1)}
+        made["position_keys"] = leaf(heads, limit, width)
+    if positions == "mapped":
+        made["position_keys"] = leaf(limit, width + 1)
+        made["position_map_HKE"] = leaf(heads, width, width + 1)
+    made |= {f"{kind}_bias_HK": leaf(heads, width) for kind in biases}
     if num_slots:
         made |= {"slot_k": leaf(heads, num_slots, width), "slot_v": leaf(heads, num_slots, width)}
     if spans is not None:
@@ -106,17 +111,18 @@ def test_eager_path_equals_the_loops(
     learned=st.booleans(),
     renormalise=st.booleans(),
     num_slots=st.integers(0, 2),
-    positions=st.sampled_from(["shared", "per head", "wider"]),
+    positions=st.sampled_from(["shared", "per head", "mapped"]),
+    biases=BIASES,
     chunk=st.integers(1, 4),
     data=st.data(),
 )
 def test_memory_that_is_not_yet_filled_and_positions_of_each_head(
-    block, memory, window, learned, renormalise, num_slots, positions, chunk, data
+    block, memory, window, learned, renormalise, num_slots, positions, biases, chunk, data
 ):
     heads = 2
     filled = data.draw(st.lists(st.integers(0, memory), min_size=2, max_size=2))
     spans = data.draw(st.lists(st.floats(0, window), min_size=2, max_size=2)) if learned else None
-    tensors = inputs(2, heads, block, memory, 2, window, spans, num_slots, positions)
+    tensors = inputs(2, heads, block, memory, 2, window, spans, num_slots, positions, biases)
     options = {"window": window, "ramp": 2, "renormalise": renormalise}
     options |= {"first_distance": 0, "filled_B": torch.tensor(filled)}
     expected = reference.span_attention(**arguments(tensors), **options)

@@ -124,16 +124,18 @@ class Attention(Block):
         q_BHTK, k_BHTK, v_BHTK = (x_BTHK.transpose(1, 2) for x_BTHK in qkv)
         reaches = [max(windows[head] for head in heads) for heads in groups]
         past = [kv_BMXK.to(k_BHTK.dtype) for kv_BMXK in self._recall(state, groups, reaches, weights)]
-        terms = self._positions[0].terms(q_BHTK, max(windows), order)
+        terms = self._positions[0].terms(h_BTD.shape[0] * h_BTD.shape[1], max(windows), order)
         spans_H = self.span.spans_H()
         attended_BHTK = span_attention(
-            terms.content_q_BHTK,
+            q_BHTK,
             k_BHTK,
             v_BHTK,
             past=past,
             windows=[windows[head] for head in order],
             position_keys=terms.distance_keys,
-            position_q=terms.distance_q,
+            content_bias_HK=terms.content_bias_HK,
+            position_bias_HK=terms.distance_bias_HK,
+            position_map_HKE=terms.distance_map_HKD,
             filled_B=self._filled(state) if self.sees_itself else None,
             first_distance=0 if self.sees_itself else 1,
             slots=None if self.slots is None else self.slots.of(order),

@@ -1,7 +1,6 @@
 """How distance counts in attention.
 
-Shapes: B batch, H heads, G some of them, T block, W window, L longest distance, K head width, D width,
-N = B x T queries.
+Shapes: H heads, G some of them, W window, L longest distance, K head width, D width.
 """
 
 from __future__ import annotations
@@ -18,14 +17,15 @@ from longspan.layers.head_rows import of_heads
 
 
 class Terms(NamedTuple):
-    """What is multiplied: queries of the content, queries of the distance where they differ, and its keys.
+    """Keys of the distance, what queries of content and distance are biased by, and what maps the latter.
 
     Keys are nearest first, for all heads alike or one table for each; without any only content counts.
     """
 
-    content_q_BHTK: Tensor
-    distance_q: Tensor | None
-    distance_keys: Tensor | None
+    distance_keys: Tensor | None = None
+    content_bias_HK: Tensor | None = None
+    distance_bias_HK: Tensor | None = None
+    distance_map_HKD: Tensor | None = None
 
 
 class Positions(nn.Module, ABC):
@@ -46,8 +46,8 @@ class Positions(nn.Module, ABC):
         return self.base is not None
 
     @abstractmethod
-    def terms(self, q_BHTK: Tensor, window: int, heads: list[int]) -> Terms:
-        """For the queries of some of the heads, over the `window` nearest distances."""
+    def terms(self, num_queries: int, window: int, heads: list[int]) -> Terms:
+        """For so many queries of some of the heads, over the `window` nearest distances."""
 
 
 class NoPositions(Positions):
@@ -56,8 +56,8 @@ class NoPositions(Positions):
     shared = False
     has_keys = False
 
-    def terms(self, q_BHTK: Tensor, window: int, heads: list[int]) -> Terms:
-        return Terms(q_BHTK, None, None)
+    def terms(self, num_queries: int, window: int, heads: list[int]) -> Terms:
+        return Terms()
 
 
 class LearnedDistanceKeys(Positions):
@@ -72,8 +72,8 @@ class LearnedDistanceKeys(Positions):
         super().__init__()
         self.keys_LK = nn.Parameter(torch.randn(limit, head_width))
 
-    def terms(self, q_BHTK: Tensor, window: int, heads: list[int]) -> Terms:
-        return Terms(q_BHTK, None, self.keys_LK)
+    def terms(self, num_queries: int, window: int, heads: list[int]) -> Terms:
+        return Terms(self.keys_LK)
 
 
 class QueryBiases(nn.Module):
@@ -113,19 +113,17 @@ class SinusoidDistances(Positions):
             self.biases = biases = QueryBiases(num_heads, head_width)
         self._biases = (biases,)  # in a tuple shared ones are not registered again
 
-    def terms(self, q_BHTK: Tensor, window: int, heads: list[int]) -> Terms:
-        u_HK, v_HK = (x.to(q_BHTK.dtype) for x in (self._biases[0].content_HK, self._biases[0].distance_HK))
-        content_q, distance_q = (q_BHTK + of_heads(x_HK, heads)[:, None] for x_HK in (u_HK, v_HK))
+    def terms(self, num_queries: int, window: int, heads: list[int]) -> Terms:
+        u_GK, v_GK = (of_heads(x, heads) for x in (self._biases[0].content_HK, self._biases[0].distance_HK))
         weight_GKD = of_heads(torch.unflatten(self.project.weight, 0, (self.num_heads, -1)), heads)
         head_width, width = weight_GKD.shape[1:]
         longest = 1 << (window - 1).bit_length()
         waves_WD = _waves(longest, width, self.clamp, weight_GKD.device)[:window].to(weight_GKD.dtype)
         waves_WD = F.dropout(waves_WD, self.dropout, self.training)
         # (q R) . sinusoid = q . (R sinusoid): when few queries look far back, as in decoding, project them.
-        queries_N = q_BHTK.shape[0] * q_BHTK.shape[2]
-        if queries_N * width * (head_width + window) < window * head_width * (width + queries_N):
-            return Terms(content_q, distance_q @ weight_GKD, waves_WD)
-        return Terms(content_q, distance_q, waves_WD @ weight_GKD.mT)
+        if num_queries * width * (head_width + window) < window * head_width * (width + num_queries):
+            return Terms(waves_WD, u_GK, v_GK, weight_GKD)
+        return Terms(waves_WD @ weight_GKD.mT, u_GK, v_GK)
 
 
 @cache  # for good: a recorded step knows where they lie

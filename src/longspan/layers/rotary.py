@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from longspan.layers.positions import Positions, Terms
 
 
@@ -22,5 +20,5 @@ class RotaryPositions(Positions):
         super().__init__()
         self.base = base
 
-    def terms(self, q_BHTK: Tensor, window: int, heads: list[int]) -> Terms:
-        return Terms(q_BHTK, None, None)
+    def terms(self, num_queries: int, window: int, heads: list[int]) -> Terms:
+        return Terms()

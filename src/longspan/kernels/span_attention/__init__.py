@@ -2,18 +2,20 @@
 
 For a query at position t and a distance d = first, first + 1, ..., first + window - 1:
 
-    score(t, d) = (q_t . k_{t-d} + q_t . p_d) / sqrt(K)
+    score(t, d) = ((q_t + u) . k_{t-d} + (q_t + v) . p_d) / sqrt(K)
     a = softmax over the distances of score
     w(d) = a(d) m(d) / (sum_d a(d) m(d) + 1e-8),    m(d) = clamp((span + first - d) / ramp + 1, 0, 1)
     out_t = sum_d dropout(w(d)) v_{t-d}
 
-Slots are further keys and values per head that are no positions: their score is q_t . k_slot / sqrt(K), they
-take part in the same softmax and their m is 1. Without spans there is no m and w = a. Not renormalised,
+Slots are further keys and values per head that are no positions: their score is (q_t + u) . k_slot / sqrt(K),
+they take part in the same softmax and their m is 1. Without spans there is no m and w = a. Not renormalised,
 w = a m: what the mask takes from a head, its slots do not get. Positions before the first key count as zero
 keys and zero values; where it is told how many rows of the memory are filled, query t of a block sees the
 distances up to t + filled and no others.
 
-The position term may have queries of its own in the place of q_t, and every head may have its own p_d.
+The biases u and v of every head are optional, and every head may have its own p_d. Where p_d = M e_d, with a
+matrix M of every head and e_d the same for all, they may be given apart: if queries are few and distances
+many, (q_t + v) M is made sooner than all p_d.
 Renormalised, a window that reaches beyond every span (plus ramp) gives the same result as a longer one,
 except for the share that the 1e-8 gets: so heads may be grouped, and each group given the window it needs.
 Not renormalised, a longer window leaves less for the span.
@@ -25,7 +27,7 @@ spans, goes to torch's own attention.
 `span_attention` is the one door to them, and `forced` holds it to one.
 
 Shapes: B batch, T block, M memory, S = M + T keys, H heads, G heads of a group, X = 2G, K head width,
-L longest distance, W window, P slots.
+L longest distance, W window, P slots, E width of e_d.
 """
 
 from __future__ import annotations
@@ -91,7 +93,9 @@ def span_attention(
     past: Sequence[Tensor],
     windows: Sequence[int],
     position_keys: Tensor | None = None,
-    position_q: Tensor | None = None,
+    content_bias_HK: Tensor | None = None,
+    position_bias_HK: Tensor | None = None,
+    position_map_HKE: Tensor | None = None,
     filled_B: Tensor | None = None,
     slots: tuple[Tensor, Tensor] | None = None,
     spans_H: Tensor | None = None,
@@ -109,7 +113,7 @@ def span_attention(
     `eager.span_attention` says, for all heads in their order.
     """
     nothing_before = filled_B is not None and not any(kv_BMXK.shape[1] for kv_BMXK in past)
-    nothing_else = position_keys is None and slots is None and spans_H is None
+    nothing_else = all(x is None for x in (position_keys, content_bias_HK, slots, spans_H))
     all_of_it = first_distance == 0 and min(windows) >= q_BHTK.shape[2]
     if nothing_before and nothing_else and all_of_it and _forced.get() is None:
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=True)
@@ -118,7 +122,9 @@ def span_attention(
         "past": past,
         "windows": windows,
         "position_keys": position_keys,
-        "position_q": position_q,
+        "content_bias_HK": content_bias_HK,
+        "position_bias_HK": position_bias_HK,
+        "position_map_HKE": position_map_HKE,
         "filled_B": filled_B,
         "slots": slots,
         "spans_H": spans_H,
@@ -136,26 +142,30 @@ def span_attention(
     for kv_BMXK in past:
         past_k_BGMK, past_v_BGMK = kv_BMXK.transpose(1, 2).chunk(2, dim=1)
         heads = slice(start, start + past_k_BGMK.shape[1])
-        per_head = position_keys is not None and position_keys.dim() == 3
+        shared_keys = position_keys is None or position_keys.dim() == 2
         out.append(
             eager.span_attention(
                 q_BHTK[:, heads],
                 torch.cat([past_k_BGMK, k_BHTK[:, heads]], dim=2),
                 torch.cat([past_v_BGMK, v_BHTK[:, heads]], dim=2),
                 window=max(windows[heads]),
-                position_keys=position_keys[heads]
-                if position_keys is not None and per_head
-                else position_keys,
-                position_q=None if position_q is None else position_q[:, heads],
+                position_keys=position_keys if shared_keys else _of(position_keys, heads),
+                content_bias_HK=_of(content_bias_HK, heads),
+                position_bias_HK=_of(position_bias_HK, heads),
+                position_map_HKE=_of(position_map_HKE, heads),
                 filled_B=filled_B,
                 slots=None if slots is None else (slots[0][heads], slots[1][heads]),
-                spans_H=None if spans_H is None else spans_H[heads],
+                spans_H=_of(spans_H, heads),
                 dropout=dropout,
                 **shared,
             )
         )
         start = heads.stop
     return torch.cat(out, dim=1)
+
+
+def _of(x_H: Tensor | None, heads: slice) -> Tensor | None:
+    return None if x_H is None else x_H[heads]
 
 
 def _fused_path(x: Tensor, head_width: int) -> ModuleType | None:

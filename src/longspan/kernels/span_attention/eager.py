@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from longspan.kernels.span_attention.mask import EPSILON, soft_mask
+from longspan.kernels.span_attention.queries import biased, position_queries
 
 CHUNK = 64
 
@@ -34,7 +35,9 @@ def span_attention(
     *,
     window: int,
     position_keys: Tensor | None = None,
-    position_q: Tensor | None = None,
+    content_bias_HK: Tensor | None = None,
+    position_bias_HK: Tensor | None = None,
+    position_map_HKE: Tensor | None = None,
     filled_B: Tensor | None = None,
     slots: tuple[Tensor, Tensor] | None = None,
     spans_H: Tensor | None = None,
@@ -45,9 +48,9 @@ def span_attention(
 ) -> Tensor:
     """As described in the package's docstring, [B, H, T, K]; the last T keys belong to the block of queries.
 
-    Row i of `position_keys`, [L, K] or [H, L, K], belongs to distance `first_distance + i`; their queries are
-    `position_q`, [B, H, T, K] with a K of their own, or else q. `filled_B` says how many of the last keys
-    before the block are there; it needs `first_distance` 0, so that every query sees at least itself.
+    Row i of `position_keys`, [L, K] or [H, L, K], belongs to distance `first_distance + i`; with a map of
+    every head they are e_d, [L, E]. `filled_B` says how many of the last keys before the block are there; it
+    needs `first_distance` 0, so that every query sees at least itself.
     `slots` are keys and values, each [H, P, K]. `spans_H` are in tokens and get a gradient; `renormalise`
     is about them only. `dropout` acts on the weights and is off at 0.
     """
@@ -63,10 +66,13 @@ def span_attention(
     p_WK = None
     if position_keys is not None:
         p_WK = position_keys[..., :window, :].flip(-2).to(q_BHTK.dtype)
-    position_q_NTK = None if position_q is None else position_q.flatten(0, 1) / math.sqrt(width)
+    position_q_NTK = None
+    if any(x is not None for x in (content_bias_HK, position_bias_HK, position_map_HKE)):
+        position_q = position_queries(q_BHTK, position_bias_HK, position_map_HKE)
+        position_q_NTK = position_q.flatten(0, 1) / math.sqrt(width)
     with torch.autocast(q_BHTK.device.type, enabled=False):
         out_NTK: Tensor = _SpanAttention.apply(  # type: ignore[no-untyped-call]
-            q_BHTK.reshape(batch * heads, block, width) / math.sqrt(width),
+            biased(q_BHTK, content_bias_HK).reshape(batch * heads, block, width) / math.sqrt(width),
             _band(k_BHSK, window, block, first_distance),
             _band(v_BHSK, window, block, first_distance),
             position_q_NTK,

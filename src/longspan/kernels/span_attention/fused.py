@@ -5,6 +5,9 @@ position by position; end to end they are the kernels' `PAST`. The term for the 
 matrix product per group makes, as wide as the group's window. It is kept for the backward pass, which
 turns its gradient into those of queries and position keys by matrix products again.
 
+The kernels add the bias of the content to queries as they read them, and sum its gradient in parts. What the
+table is made of, q + v, is written out. Its gradient is that of q too, less what came from the content.
+
 Shapes: as in the package, and G heads of a group, X = 2G (the keys of G heads, then their values), C = 8
 classes of queries, N = B x T / 8 queries of a class, S columns of the table.
 """
@@ -23,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from longspan.kernels.span_attention import triton as kernels
+from longspan.kernels.span_attention.queries import position_queries
 
 LARGEST_HEAD = 128
 
@@ -108,7 +112,9 @@ def span_attention(
     past: Sequence[Tensor],
     windows: Sequence[int],
     position_keys: Tensor | None = None,
-    position_q: Tensor | None = None,
+    content_bias_HK: Tensor | None = None,
+    position_bias_HK: Tensor | None = None,
+    position_map_HKE: Tensor | None = None,
     filled_B: Tensor | None = None,
     slots: tuple[Tensor, Tensor] | None = None,
     spans_H: Tensor | None = None,
@@ -124,13 +130,21 @@ def span_attention(
     pasts = tuple((kv_BMXK.shape[1], kv_BMXK.shape[2] // 2) for kv_BMXK in past)
     layout = _layout(tuple(windows), pasts, batch, block, q_BHTK.device)
     slot_k_HPK, slot_v_HPK = (None, None) if slots is None else (x.to(dtype).contiguous() for x in slots)
+    position_q = None
+    if position_map_HKE is not None:
+        position_q = position_queries(q_BHTK, position_bias_HK, position_map_HKE).to(dtype)
+        position_bias_HK = None
+    if position_bias_HK is not None and content_bias_HK is None:
+        content_bias_HK = torch.zeros_like(position_bias_HK)
     with torch.autocast(q_BHTK.device.type, enabled=False):
         out: Tensor = _SpanAttention.apply(  # type: ignore[no-untyped-call]
             _rows_inside(q_BHTK),
             _rows_inside(k_BHTK.to(dtype)),
             _rows_inside(v_BHTK.to(dtype)),
-            None if position_q is None else position_q.to(dtype),
-            None if position_keys is None else _moved(position_keys.to(dtype), layout, first_distance),
+            None if content_bias_HK is None else content_bias_HK.float().contiguous(),
+            None if position_bias_HK is None else position_bias_HK.float(),
+            position_q,
+            position_keys,
             slot_k_HPK,
             slot_v_HPK,
             None if spans_H is None else spans_H.float(),
@@ -154,6 +168,8 @@ class _SpanAttention(torch.autograd.Function):
         q_BHTK: Tensor,
         k_BHTK: Tensor,
         v_BHTK: Tensor,
+        content_bias_HK: Tensor | None,
+        position_bias_HK: Tensor | None,
         position_q: Tensor | None,
         position_keys: Tensor | None,
         slot_k_HPK: Tensor | None,
@@ -170,22 +186,28 @@ class _SpanAttention(torch.autograd.Function):
         lse_BHT = q_BHTK.new_empty(batch, heads, block, dtype=torch.float32)
         seed = _seed(q_BHTK.device) if options.dropout > 0 else None
         asked = q_BHTK if position_q is None else position_q
-        table = None if position_keys is None else _distance_table(asked, position_keys, layout)
+        if position_bias_HK is not None:
+            asked = _head_after_head(q_BHTK, position_bias_HK)
+        keys = table = None
+        if position_keys is not None:
+            keys = _moved(position_keys.to(asked.dtype), layout, options.first_distance)
+            table = _distance_table(asked, keys, layout)
         tile = _tiles("forward", q_BHTK)
         kernels.forward_kernel[(triton.cdiv(block, tile["BM"]), batch * heads)](
-            q_BHTK, k_BHTK, v_BHTK, past, table, slot_k_HPK, slot_v_HPK, out_BHTK, lse_BHT,
+            q_BHTK, k_BHTK, v_BHTK, past, table, slot_k_HPK, slot_v_HPK, content_bias_HK, out_BHTK, lse_BHT,
             layout.heads, spans_H, filled_B, seed,
             *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK),
             batch, heads, block, 0 if slot_k_HPK is None else slot_k_HPK.shape[1],
             **_numbers(width, options),
             **_constants(q_BHTK, position_keys, spans_H, filled_B, options),
             HAS_SLOTS=slot_k_HPK is not None, WHOLE_SLOTS=_whole_tiles(slot_k_HPK, tile),
-            FIRST=options.first_distance, **tile,
+            HAS_BIAS=content_bias_HK is not None, FIRST=options.first_distance, **tile,
         )  # fmt: skip
         ctx.save_for_backward(
-            q_BHTK, k_BHTK, v_BHTK, past, position_q, position_keys, slot_k_HPK, slot_v_HPK, spans_H,
-            filled_B, table, out_BHTK, lse_BHT, seed,
+            q_BHTK, k_BHTK, v_BHTK, past, content_bias_HK, asked, position_keys, keys, slot_k_HPK, slot_v_HPK,
+            spans_H, filled_B, table, out_BHTK, lse_BHT, seed,
         )  # fmt: skip
+        ctx.has_position_bias, ctx.has_position_q = position_bias_HK is not None, position_q is not None
         ctx.layout, ctx.options = layout, options
         ctx.past_shapes = [past_MBXK.shape for past_MBXK in pasts_MBXK]
         return out_BHTK
@@ -193,8 +215,8 @@ class _SpanAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout_BHTK: Tensor) -> tuple[Tensor | None, ...]:
         (
-            q_BHTK, k_BHTK, v_BHTK, past, position_q, position_keys, slot_k_HPK, slot_v_HPK, spans_H,
-            filled_B, table, out_BHTK, lse_BHT, seed,
+            q_BHTK, k_BHTK, v_BHTK, past, content_bias_HK, asked, position_keys, keys, slot_k_HPK, slot_v_HPK,
+            spans_H, filled_B, table, out_BHTK, lse_BHT, seed,
         ) = ctx.saved_tensors  # fmt: skip
         layout, options = ctx.layout, ctx.options
         batch, heads, block, width = q_BHTK.shape
@@ -211,23 +233,27 @@ class _SpanAttention(torch.autograd.Function):
         tile = _tiles("queries", q_BHTK)
         query_tiles = triton.cdiv(block, tile["BM"])
         dspans = q_BHTK.new_empty(heads, batch, query_tiles, dtype=torch.float32)
+        content_q_BHTK, dbiases = q_BHTK, None
+        if content_bias_HK is not None:
+            content_q_BHTK, dbiases = torch.empty_like(out_BHTK), dspans.new_empty(*dspans.shape, width)
         kernels.query_gradient_kernel[(query_tiles, batch * heads)](
-            q_BHTK, k_BHTK, v_BHTK, past, table, slot_k_HPK, slot_v_HPK, out_BHTK, dout_BHTK,
-            lse_BHT, inner_BHT, layout.heads, spans_H, filled_B, seed, dq_BHTK, dtable, dspans,
+            q_BHTK, k_BHTK, v_BHTK, past, table, slot_k_HPK, slot_v_HPK, content_bias_HK, out_BHTK, dout_BHTK,
+            lse_BHT, inner_BHT, layout.heads, spans_H, filled_B, seed,
+            dq_BHTK, dtable, dspans, dbiases, content_q_BHTK,
             *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK, dout_BHTK, dq_BHTK),
             batch, heads, block, num_slots, **numbers, **constants, **tile,
             HAS_SLOTS=num_slots > 0, WHOLE_SLOTS=_whole_tiles(slot_k_HPK, tile),
-            FIRST=options.first_distance,
+            HAS_BIAS=dbiases is not None, FIRST=options.first_distance,
         )  # fmt: skip
         tile = _tiles("keys", q_BHTK)
         key_tiles = triton.cdiv(block, tile["BN"])
         if wants_past:
             key_tiles += triton.cdiv(layout.longest_reach, tile["BN"])
         kernels.key_gradient_kernel[(key_tiles, batch * heads)](
-            q_BHTK, k_BHTK, v_BHTK, past, table, dout_BHTK, lse_BHT,
+            content_q_BHTK, k_BHTK, v_BHTK, past, table, dout_BHTK, lse_BHT,
             inner_BHT, layout.heads, spans_H, filled_B, seed, dk_BHTK, dv_BHTK,
             past if dpast is None else dpast,
-            *_strides(q_BHTK, k_BHTK, v_BHTK, dout_BHTK, dk_BHTK, dv_BHTK),
+            *_strides(content_q_BHTK, k_BHTK, v_BHTK, dout_BHTK, dk_BHTK, dv_BHTK),
             batch, heads, block, **numbers, **constants, **tile, FIRST=options.first_distance,
         )  # fmt: skip
         dslot_k = dslot_v = None
@@ -240,24 +266,28 @@ class _SpanAttention(torch.autograd.Function):
             sums = q_BHTK.new_empty(2, parts, *slot_k_HPK.shape, dtype=torch.float32)
             del numbers["ramp"], numbers["slope"]
             kernels.slot_gradient_kernel[(slot_tiles, heads, parts)](
-                q_BHTK, slot_k_HPK, slot_v_HPK, dout_BHTK, lse_BHT, inner_BHT, seed,
+                content_q_BHTK, slot_k_HPK, slot_v_HPK, dout_BHTK, lse_BHT, inner_BHT, seed,
                 sums[0], sums[1],
-                *_strides(q_BHTK, dout_BHTK),
+                *_strides(content_q_BHTK, dout_BHTK),
                 batch, heads, block, num_slots, lanes, **numbers, **tile,
                 **{name: constants[name] for name in SLOT_CONSTANTS},
             )  # fmt: skip
             dslot_k, dslot_v = sums.sum(1).to(slot_k_HPK.dtype)
         dposition_q = dposition_keys = None
-        if position_keys is not None and dtable is not None:
-            asked = q_BHTK if position_q is None else position_q
-            dposition_q = None if position_q is None else _like_rows(asked)
-            dposition_keys = _distance_gradients(
-                dtable, asked, position_keys, layout, numbers["scale"], dq_BHTK, dposition_q
-            )
+        if dtable is not None:
+            dposition_q = torch.zeros_like(asked) if ctx.has_position_q else None
+            dasked = dq_BHTK if dposition_q is None else dposition_q
+            dkeys = _distance_gradients(dtable, asked, keys, layout, numbers["scale"], dasked)
+            dposition_keys = _moved_back(dkeys, position_keys, options.first_distance)
+        dcontent_bias_HK = dposition_bias_HK = None
+        if dbiases is not None:
+            dcontent_bias_HK = dbiases.sum((1, 2))
+            if ctx.has_position_bias:
+                dposition_bias_HK = dq_BHTK.sum((0, 2), dtype=torch.float32) - dcontent_bias_HK
         dspans_H = None if spans_H is None else dspans.sum((1, 2))
         return (
-            dq_BHTK, dk_BHTK, dv_BHTK, dposition_q, dposition_keys, dslot_k, dslot_v, dspans_H,
-            None, None, None, *_cut(dpast, ctx.past_shapes),
+            dq_BHTK, dk_BHTK, dv_BHTK, dcontent_bias_HK, dposition_bias_HK, dposition_q, dposition_keys,
+            dslot_k, dslot_v, dspans_H, None, None, None, *_cut(dpast, ctx.past_shapes),
         )  # fmt: skip
 
 
@@ -265,6 +295,13 @@ def _like_rows(x_BHTK: Tensor, times: int = 1) -> Tensor:
     """Room for so many tensors of this shape that lies as [B, T, H, K]: what follows joins the heads."""
     batch, heads, block, width = x_BHTK.shape
     return x_BHTK.new_empty(batch, block, times * heads, width).transpose(1, 2)
+
+
+def _head_after_head(q_BHTK: Tensor, bias_HK: Tensor) -> Tensor:
+    """q + bias, which lies as [H, B, T, K]: every head's rows go into products of their own."""
+    batch, heads, block, width = q_BHTK.shape
+    room_HBTK = q_BHTK.new_empty(heads, batch, block, width)
+    return torch.add(q_BHTK, bias_HK.to(q_BHTK.dtype)[:, None], out=room_HBTK.transpose(0, 1))
 
 
 def _end_to_end(tensors: Sequence[Tensor]) -> Tensor:
@@ -303,6 +340,25 @@ def _moved(position_keys: Tensor, layout: Layout, first_distance: int) -> Tensor
     after = CLASSES - 1 + first_distance  # distance 0 is the last column but 7 of the first class
     oldest_first = F.pad(near, (0, 0, columns + CLASSES - 1 - after - near.shape[-2], after))
     return oldest_first.unfold(-2, columns, 1).mT.flip(-3)
+
+
+def _moved_back(dkeys_HCRK: Tensor, position_keys: Tensor, first_distance: int) -> Tensor:
+    """The gradient of position keys from those of `_moved`, which a margin of CLASSES zeros surrounds.
+
+    A key has moved on by one row from class to class: so does the view, and its sums are in float32.
+    """
+    heads, _, rows, width = dkeys_HCRK.shape
+    oldest_first = rows - CLASSES - 1
+    moved_together = dkeys_HCRK.as_strided(
+        (heads, CLASSES, oldest_first, width),
+        (CLASSES * rows * width, (rows + 1) * width, width, 1),
+        width,
+    )
+    dsums = moved_together.sum((0, 1) if position_keys.dim() == 2 else 1, dtype=torch.float32)
+    last = oldest_first - (CLASSES - 1 + first_distance)
+    near = min(position_keys.shape[-2], rows - 3 * CLASSES)
+    dnear = dsums[..., last - near : last, :].flip(-2)
+    return F.pad(dnear, (0, 0, 0, position_keys.shape[-2] - near)).to(position_keys.dtype)
 
 
 def _keys_of(keys: Tensor, head: int, table: Table) -> Tensor:
@@ -346,20 +402,22 @@ def _distance_gradients(
     keys: Tensor,
     layout: Layout,
     scale: float,
-    dq_BHTK: Tensor,
-    dposition_q: Tensor | None,
+    dasked_BHTK: Tensor,
 ) -> Tensor:
-    """The gradient of the position keys from that of the table; that of its queries goes where it belongs."""
-    dkeys_HCSK = keys.new_zeros(asked_BHTK.shape[1], *keys.shape[-3:])
+    """The gradient of the `_moved` position keys of every head from that of the table, with CLASSES zeros
+    before and after. That of its queries is added to `dasked_BHTK`.
+    """
+    classes, columns, width = keys.shape[-3:]
+    dkeys_HCRK = keys.new_zeros(len(layout.tables), classes, columns + 2 * CLASSES, width)
+    dkeys_HCSK = dkeys_HCRK[:, :, CLASSES : CLASSES + columns]
     for head, table in enumerate(layout.tables):
         dtable_CNS, keys_CSK = _table_of(dnumbers, table), _keys_of(keys, head, table)
-        dasked_BTK = dq_BHTK[:, head] if dposition_q is None else dposition_q[:, head]
-        dasked_CNK = _by_class(dasked_BTK)
-        dasked_CNK.baddbmm_(dtable_CNS, keys_CSK, beta=1 if dposition_q is None else 0, alpha=scale)
-        _set_by_class(dasked_BTK, dasked_CNK)
+        dasked_CNK = _by_class(dasked_BHTK[:, head])
+        dasked_CNK.baddbmm_(dtable_CNS, keys_CSK, alpha=scale)
+        _set_by_class(dasked_BHTK[:, head], dasked_CNK)
         asked_CNK = _by_class(asked_BHTK[:, head])
         _keys_of(dkeys_HCSK, head, table).baddbmm_(dtable_CNS.mT, asked_CNK, beta=0, alpha=scale)
-    return dkeys_HCSK if keys.dim() == 4 else dkeys_HCSK.sum(0)
+    return dkeys_HCRK
 
 
 def _strides(*tensors_BHTK: Tensor) -> list[int]:

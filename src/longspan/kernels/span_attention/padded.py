@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from longspan.kernels.span_attention.mask import EPSILON, soft_mask
+from longspan.kernels.span_attention.queries import biased, position_queries
 
 
 def span_attention(
@@ -27,7 +28,9 @@ def span_attention(
     past: Sequence[Tensor],
     windows: Sequence[int],
     position_keys: Tensor | None = None,
-    position_q: Tensor | None = None,
+    content_bias_HK: Tensor | None = None,
+    position_bias_HK: Tensor | None = None,
+    position_map_HKE: Tensor | None = None,
     filled_B: Tensor | None = None,
     slots: tuple[Tensor, Tensor] | None = None,
     spans_H: Tensor | None = None,
@@ -46,16 +49,16 @@ def span_attention(
         torch.cat([_last_rows(old.flatten(0, 1), reach), new.flatten(0, 1)], dim=1)
         for old, new in ((past_k_BHMK, k_BHTK), (past_v_BHMK, v_BHTK))
     )
-    q_NTK = q_BHTK.flatten(0, 1)
-    scores_NTX = _by_distance(q_NTK @ k_NSK.mT, window)
+    content_q_BHTK = biased(q_BHTK, content_bias_HK)
+    scores_NTX = _by_distance(content_q_BHTK.flatten(0, 1) @ k_NSK.mT, window)
     if position_keys is not None:
-        asked_BHTK = q_BHTK if position_q is None else position_q
-        position_keys_WK = position_keys[..., :window, :].flip(-2).to(asked_BHTK.dtype)
-        scores_NTX = scores_NTX + (asked_BHTK @ position_keys_WK.mT).flatten(0, 1)
+        asked = position_queries(q_BHTK, position_bias_HK, position_map_HKE)
+        position_keys_WK = position_keys[..., :window, :].flip(-2).to(asked.dtype)
+        scores_NTX = scores_NTX + (asked @ position_keys_WK.mT).flatten(0, 1)
     if filled_B is not None:
         scores_NTX = scores_NTX.masked_fill(_unfilled(filled_B, heads, block, window), -torch.inf)
     if slots is not None:
-        slot_scores_BHTP = q_BHTK @ slots[0].to(q_BHTK.dtype).mT
+        slot_scores_BHTP = content_q_BHTK @ slots[0].to(q_BHTK.dtype).mT
         scores_NTX = torch.cat([scores_NTX, slot_scores_BHTP.flatten(0, 1)], dim=-1)
     weights_NTX = torch.softmax(scores_NTX / math.sqrt(width), dim=-1)
     if spans_H is not None:

@@ -17,7 +17,9 @@ def span_attention(
     *,
     window: int,
     position_keys: Tensor | None = None,
-    position_q: Tensor | None = None,
+    content_bias_HK: Tensor | None = None,
+    position_bias_HK: Tensor | None = None,
+    position_map_HKE: Tensor | None = None,
     filled_B: Tensor | None = None,
     slots: tuple[Tensor, Tensor] | None = None,
     spans_H: Tensor | None = None,
@@ -33,8 +35,13 @@ def span_attention(
     for b in range(batch):
         for h in range(heads):
             for t in range(block):
-                q = q_BHTK[b, h, t]
-                asked = q if position_q is None else position_q[b, h, t]
+                q = asked = q_BHTK[b, h, t]
+                if content_bias_HK is not None:
+                    q = q + content_bias_HK[h]
+                if position_bias_HK is not None:
+                    asked = asked + position_bias_HK[h]
+                if position_map_HKE is not None:
+                    asked = asked @ position_map_HKE[h]
                 scores, values, mask = [], [], []
                 for i in range(window):
                     distance = first_distance + i

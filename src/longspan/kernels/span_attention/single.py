@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from longspan.kernels.span_attention.mask import EPSILON, soft_mask
+from longspan.kernels.span_attention.queries import biased, position_queries
 
 
 def span_attention(
@@ -25,7 +26,9 @@ def span_attention(
     past: Sequence[Tensor],
     windows: Sequence[int],
     position_keys: Tensor | None,
-    position_q: Tensor | None,
+    content_bias_HK: Tensor | None,
+    position_bias_HK: Tensor | None,
+    position_map_HKE: Tensor | None,
     filled_B: Tensor | None,
     slots: tuple[Tensor, Tensor] | None,
     spans_H: Tensor | None,
@@ -35,11 +38,11 @@ def span_attention(
 ) -> Tensor:
     """As the package's `span_attention` says, for a single query, [B, H, T, K]; distances oldest first."""
     width, longest = q_BHTK.shape[-1], max(windows)
-    q_BHTK = q_BHTK / math.sqrt(width)
     distance_BHTL = mask_HL = None
     if position_keys is not None:
-        asking = q_BHTK if position_q is None else position_q / math.sqrt(width)
+        asking = position_queries(q_BHTK, position_bias_HK, position_map_HKE) / math.sqrt(width)
         distance_BHTL = (asking @ position_keys[..., :longest, :].to(asking.dtype).mT).flip(-1)
+    q_BHTK = biased(q_BHTK, content_bias_HK) / math.sqrt(width)
     if spans_H is not None:
         mask_HL = soft_mask(spans_H, ramp, longest).flip(1)
     slot_k_HPK, slot_v_HPK = (None, None) if slots is None else (x.to(q_BHTK.dtype) for x in slots)

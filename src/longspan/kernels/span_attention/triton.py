@@ -90,6 +90,15 @@ def _rows(base, row, step, there, WIDTH: tl.constexpr, BK: tl.constexpr, ALL_THE
 
 
 @triton.jit
+def _biased(q, BIAS, h, there, WIDTH: tl.constexpr, BK: tl.constexpr):
+    """Rows of queries with the bias of their head; those that are not there stay zeros."""
+    kk = tl.arange(0, BK)
+    bias = tl.load(BIAS + h * WIDTH + kk, mask=kk < WIDTH, other=0.0).to(q.dtype)
+    both = (q.to(tl.float32) + bias.to(tl.float32)[None, :]).to(q.dtype)
+    return tl.where(there[:, None], both, q)
+
+
+@triton.jit
 def _store_rows(base, row, step, there, values, WIDTH: tl.constexpr, BK: tl.constexpr):
     kk = tl.arange(0, BK)
     at = base + row[:, None] * step + kk[None, :]
@@ -126,6 +135,18 @@ def _table_rows(step, BM: tl.constexpr):
 def _own_window(edge, FIRST: tl.constexpr):
     """How many distances reach just beyond the soft edge of a span, in steps of 16 as on the host."""
     return (tl.math.ceil(edge).to(tl.int32) - FIRST + 1 + 15) // 16 * 16
+
+
+@triton.jit
+def _head(HEADS, SPANS, h, ramp, FIRST: tl.constexpr, HAS_SPANS: tl.constexpr, FOLLOWS: tl.constexpr):
+    """A head's row in the table of heads, its window, its reach, and where its soft mask ends."""
+    table = HEADS + h * 8
+    window = tl.load(table).to(tl.int32)
+    reach = tl.load(table + 1).to(tl.int32)
+    edge = tl.load(SPANS + h) + (FIRST + ramp) if HAS_SPANS else 0.0
+    if FOLLOWS:
+        window = tl.minimum(window, _own_window(edge, FIRST))
+    return table, window, reach, edge
 
 
 @triton.jit
@@ -210,23 +231,18 @@ def _forward_tiles(
 
 @triton.jit
 def forward_kernel(
-    Q, K, V, PAST, R, SLOT_K, SLOT_V, OUT, LSE, HEADS, SPANS, FILLED, SEED,
+    Q, K, V, PAST, R, SLOT_K, SLOT_V, BIAS, OUT, LSE, HEADS, SPANS, FILLED, SEED,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t,
     B, H, T, P, ramp, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
-    HAS_SLOTS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    HAS_SLOTS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr, WHOLE_SLOTS: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1) % B
     h = H - 1 - tl.program_id(1) // B  # heads are sorted by window: the longest begin first
     t0 = tl.program_id(0) * BM
-    table = HEADS + h * 8
-    window = tl.load(table).to(tl.int32)
-    reach = tl.load(table + 1).to(tl.int32)
-    edge = tl.load(SPANS + h) + (FIRST + ramp) if HAS_SPANS else 0.0
-    if FOLLOWS:
-        window = tl.minimum(window, _own_window(edge, FIRST))
+    table, window, reach, edge = _head(HEADS, SPANS, h, ramp, FIRST, HAS_SPANS, FOLLOWS)
     filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else reach
     seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
 
@@ -234,6 +250,8 @@ def forward_kernel(
     row = (b * H + h) * T + t
     row_key = _mixed(row.to(tl.uint32) ^ seed)
     q = _rows(Q + b.to(tl.int64) * q_b + h * q_h, t, q_t, t < T, WIDTH, BK, False)
+    if HAS_BIAS:
+        q = _biased(q, BIAS, h, t < T, WIDTH, BK)
     r_base, r_row = R, t
     if HAS_POSITIONS:
         begin, step = _table_begin(table, b, t0, T)
@@ -378,27 +396,24 @@ def _clear_before(base, step, first, t0, T, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def query_gradient_kernel(
-    Q, K, V, PAST, R, SLOT_K, SLOT_V, OUT, DOUT, LSE, INNER, HEADS, SPANS, FILLED, SEED, DQ, DR, DSPAN,
+    Q, K, V, PAST, R, SLOT_K, SLOT_V, BIAS, OUT, DOUT, LSE, INNER, HEADS, SPANS, FILLED, SEED,
+    DQ, DR, DSPAN, DBIAS, BIASED_Q,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, do_b, do_h, do_t, dq_b, dq_h, dq_t,
     B, H, T, P, ramp, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
-    HAS_SLOTS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    HAS_SLOTS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr, WHOLE_SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries: their gradient, that of their rows of R, and their part of the span's.
+    """A tile of queries: their gradient, that of their rows of R, and their part of those of span and bias.
 
-    It also leaves <out, dout> of every query for the kernels that follow.
+    It also leaves <out, dout> of every query, and queries with their bias, for the kernels that follow.
+    The latter lie as OUT does.
     """
     b = tl.program_id(1) % B
     h = H - 1 - tl.program_id(1) // B
     t0 = tl.program_id(0) * BM
-    table = HEADS + h * 8
-    window = tl.load(table).to(tl.int32)
-    reach = tl.load(table + 1).to(tl.int32)
-    edge = tl.load(SPANS + h) + (FIRST + ramp) if HAS_SPANS else 0.0
-    if FOLLOWS:
-        window = tl.minimum(window, _own_window(edge, FIRST))
+    table, window, reach, edge = _head(HEADS, SPANS, h, ramp, FIRST, HAS_SPANS, FOLLOWS)
     filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else reach
     seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
 
@@ -406,6 +421,9 @@ def query_gradient_kernel(
     row = (b * H + h) * T + t
     row_key = _mixed(row.to(tl.uint32) ^ seed)
     q = _rows(Q + b.to(tl.int64) * q_b + h * q_h, t, q_t, t < T, WIDTH, BK, False)
+    if HAS_BIAS:
+        q = _biased(q, BIAS, h, t < T, WIDTH, BK)
+        _store_rows(BIASED_Q + b.to(tl.int64) * o_b + h * o_h, t, o_t, t < T, q, WIDTH, BK)
     out = _rows(OUT + b.to(tl.int64) * o_b + h * o_h, t, o_t, t < T, WIDTH, BK, False)
     dout = _rows(DOUT + b.to(tl.int64) * do_b + h * do_h, t, do_t, t < T, WIDTH, BK, False)
     lse = tl.load(LSE + row, mask=t < T, other=0.0)
@@ -463,10 +481,17 @@ def query_gradient_kernel(
             ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
             dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
 
-    _store_rows(DQ + b.to(tl.int64) * dq_b + h * dq_h, t, dq_t, t < T, dq * scale, WIDTH, BK)
+    dq = (dq * scale).to(DQ.dtype.element_ty)
+    _store_rows(DQ + b.to(tl.int64) * dq_b + h * dq_h, t, dq_t, t < T, dq, WIDTH, BK)
+    part = (h * B + b) * tl.num_programs(0) + tl.program_id(0)
+    if HAS_BIAS:
+        kk = tl.arange(0, BK)
+        # Of the rows as they are stored: so it can be taken out again of a sum over them.
+        dbias = tl.sum(tl.where((t < T)[:, None], dq.to(tl.float32), 0.0), 0)
+        tl.store(DBIAS + part * WIDTH + kk, dbias, mask=kk < WIDTH)
     if HAS_SPANS:
         dspan = tl.where(t < T, dspan, 0.0)
-        tl.store(DSPAN + (h * B + b) * tl.num_programs(0) + tl.program_id(0), tl.sum(dspan, 0) * slope)
+        tl.store(DSPAN + part, tl.sum(dspan, 0) * slope)
 
 
 @triton.jit
@@ -524,12 +549,7 @@ def key_gradient_kernel(
     """A tile of keys, of the block or of the past: the gradients of keys and values."""
     b = tl.program_id(1) % B
     h = H - 1 - tl.program_id(1) // B
-    table = HEADS + h * 8
-    window = tl.load(table).to(tl.int32)
-    reach = tl.load(table + 1).to(tl.int32)
-    edge = tl.load(SPANS + h) + (FIRST + ramp) if HAS_SPANS else 0.0
-    if FOLLOWS:
-        window = tl.minimum(window, _own_window(edge, FIRST))
+    table, window, reach, edge = _head(HEADS, SPANS, h, ramp, FIRST, HAS_SPANS, FOLLOWS)
     # The block's tiles come first, then those of the past, backwards: as many as the head has.
     tiles = tl.cdiv(T, BN)
     number = tl.program_id(0)
