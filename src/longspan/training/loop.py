@@ -19,6 +19,7 @@ from longspan.models import LanguageModel
 from longspan.optim import fraction
 from longspan.runs import Checkpoint, RunFolder, checkpoint
 from longspan.training import snapshot
+from longspan.training.ahead import Ahead
 from longspan.training.averaging import Average
 from longspan.training.clock import Clock
 from longspan.training.errors import Interrupted
@@ -52,7 +53,7 @@ class Loop:
         training = self._config.training
         self._device = next(model.parameters()).device
         self._updater = Updater(model, precision=training.precision, micro_batches=training.micro_batches)
-        self._lanes = Lanes(
+        lanes = Lanes(
             corpus.splits["train"].tokens,
             training.batch_size,
             training.block_length,
@@ -60,6 +61,7 @@ class Loop:
             at_end=training.at_end,
             seed=training.seed,
         )
+        self._blocks = Ahead(lanes, training.batch_size * training.block_length, self._device)
         self._average = Average(model, training.average) if training.average else None
         self._health = Health(folder, model)
         self._interrupt = Interrupt()
@@ -92,7 +94,7 @@ class Loop:
     def run(self) -> None:
         """Train to the end, or raise `Interrupted` with everything saved."""
         try:
-            with self._interrupt:
+            with self._interrupt, self._blocks:
                 self._train()
                 self._finish()
         except Interrupted:
@@ -114,7 +116,7 @@ class Loop:
                 self._updater,
                 self._method,
                 self._stage,
-                self._lanes,
+                self._blocks,
                 progress.position,
                 self._state,
             )
@@ -127,7 +129,7 @@ class Loop:
             self._interrupt.check()
             if not self._find_stage():
                 return
-            block = self._lanes.next(progress.position)
+            block = self._blocks.next(progress.position)
             if block is None:
                 return
             self._step(block)

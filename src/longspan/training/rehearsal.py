@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from longspan.config import StageConfig
-from longspan.data import LanePosition, Lanes
+from longspan.data import LanePosition
 from longspan.optim import set_rate
 from longspan.state import State
+from longspan.training.ahead import Ahead
 from longspan.training.method import Method
 from longspan.training.step import Updater
 
@@ -17,7 +18,7 @@ def rehearse(
     updater: Updater,
     method: Method,
     stage: StageConfig,
-    lanes: Lanes,
+    blocks: Ahead,
     position: LanePosition,
     state: State,
 ) -> None:
@@ -32,7 +33,7 @@ def rehearse(
     set_rate(optimizers, 0.0)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for _ in range(steps):
-            block = lanes.next(position)
+            block = blocks.next(position)
             if block is None:
                 break
             if block.begins:

@@ -98,7 +98,7 @@ class Updater:
         return hidden_BTD, after
 
     def _on_device(self, block_BT: Tensor) -> Tensor:
-        """Copied from pinned memory, so that nobody waits for it."""
+        """Copied from pinned memory, so that nobody waits for it; what is pinned already is not moved."""
         if self.device.type != "cuda":
             return block_BT.to(self.device)
         return block_BT.pin_memory().to(self.device, non_blocking=True)
