@@ -3,7 +3,7 @@
     python benchmarks/span_cost.py --out FOLDER [--recipe enwik8] [--batch-size 64] [--block-length 512]
                                    [--precision bf16] [--device auto] [--steps 20]
 
-Training steps, optimizer included, by the path that training takes:
+Training steps, optimizer included, by the path that training takes and with the clock of `longspan bench`:
 - with all heads at 16, 64, 256 ... tokens up to the limit, and without attention: everything else is done
   (projections of queries, keys and values, memory, feed-forward, head), and every value stays where it is;
 - with the spans of `longspan bench --spans profile`, but one head of the last layer at half the limit, and at

@@ -126,6 +126,46 @@ def test_warm_ups_do_not_count():
     assert len(done) == 5
 
 
+class FakeGpu:
+    """Does what it was asked one thing after the other, by a clock of its own, and notes who waits for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.milliseconds, self.notes = 0.0, []
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: FakeEvent(self))
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: self.notes.append("wait"))
+
+    def work(self) -> None:
+        self.notes.append("work")
+        self.milliseconds += self.notes.count("work")
+
+
+class FakeEvent:
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.gpu = gpu
+
+    def record(self, stream: str) -> None:
+        assert stream == "the stream of cuda:1"
+        self.at = self.gpu.milliseconds
+        self.gpu.notes.append("mark")
+
+    def synchronize(self) -> None:
+        assert self.at == self.gpu.milliseconds
+        self.gpu.notes.append("wait")
+
+    def elapsed_time(self, after: FakeEvent) -> float:
+        assert self.gpu.notes[-1] == "wait"
+        return after.at - self.at
+
+
+def test_on_a_gpu_nobody_waits_between_steps(monkeypatch):
+    gpu = FakeGpu(monkeypatch)
+    # The nth step takes n milliseconds; two are for warming up.
+    seconds = seconds_of(gpu.work, torch.device("cuda:1"), times=3, warm_ups=2)
+    assert seconds == pytest.approx([0.003, 0.004, 0.005])
+    assert gpu.notes == ["work", "work", "mark", *["work", "mark"] * 3, "wait"]
+
+
 def test_the_machine_is_measured(monkeypatch):
     monkeypatch.setattr(machine, "seconds_of", lambda *_, **__: [0.5, 0.25, 0.125])
     monkeypatch.setitem(machine._SIDE, "cpu", 10)
@@ -144,3 +184,15 @@ def test_memory_is_what_was_held_at_the_most():
     assert first is not None
     assert first == pytest.approx(200 * 2**20, rel=0.2)
     assert (again() or 0) < 50 * 2**20
+
+
+def test_on_a_gpu_memory_is_what_is_reserved(monkeypatch):
+    """Beyond what was held when the watch began, with nothing in the cache."""
+    calls = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append("anew"))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: calls.append("held") or 300)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 1000)
+    told = watch_memory(torch.device("cuda"))
+    assert calls == ["empty", "anew", "held"]
+    assert told() == 700

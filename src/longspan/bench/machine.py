@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import re
 import sys
 import time
@@ -20,21 +21,33 @@ _SIDE = {"cpu": 2048, "cuda": 8192}
 _PRODUCTS, _PASSES = 10, 20
 
 
-def now(device: torch.device) -> float:
-    """The time when all that was asked of the device is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
 def seconds_of(work: Callable[[], object], device: torch.device, *, times: int, warm_ups: int) -> list[float]:
-    """How long each of `times` runs took, after some that do not count."""
-    seconds = []
-    for _ in range(warm_ups + times):
-        start = now(device)
+    """How long each of `times` runs took, after some that do not count.
+
+    On a GPU nobody waits between runs, as nobody does in training: what the host does while the device still
+    has work takes no time. A run lasts from when the device is done with the one before to when it is done
+    with this one.
+    """
+    for _ in range(warm_ups):
         work()
-        seconds.append(now(device) - start)
-    return seconds[warm_ups:]
+    if device.type == "cuda":
+        return _seconds_in_a_row(work, torch.cuda.current_stream(device), times)
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def _seconds_in_a_row(work: Callable[[], object], stream: torch.cuda.Stream, times: int) -> list[float]:
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
+    marks[0].record(stream)
+    for mark in marks[1:]:
+        work()
+        mark.record(stream)
+    marks[-1].synchronize()
+    return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(marks)]
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
@@ -61,14 +74,15 @@ def reading_seconds(tensors: list[Tensor]) -> float:
 def watch_memory(device: torch.device) -> Callable[[], int | None]:
     """From now on; what is returned tells the most bytes held at any time beyond those held now.
 
-    On a GPU tensors count. On a CPU it is the memory of the process, which only Linux tells.
+    On a GPU it is what torch has reserved: a recorded step keeps its memory between replays, when few tensors
+    in it are alive to be counted. On a CPU it is the memory of the process, which only Linux tells.
     """
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-        held = torch.cuda.memory_allocated(device)
-        return lambda: torch.cuda.max_memory_allocated(device) - held
+        held = torch.cuda.memory_reserved(device)
+        return lambda: torch.cuda.max_memory_reserved(device) - held
     if device.type != "cpu" or not sys.platform.startswith("linux"):
         return lambda: None
     try:
