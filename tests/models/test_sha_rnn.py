@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import sys
 
 import pytest
 import torch
@@ -232,15 +233,15 @@ def test_settings_that_mean_nothing(wrong, message):
         ShaRnnConfig(**wrong)
 
 
-@pytest.mark.parametrize("memory", [0, 4])
-def test_attention_written_out_is_that_of_torch(memory):
-    """Over memory and block as two pieces, or the block alone, rows hidden in one text of the two."""
+@pytest.mark.parametrize("cuts", [[3], [4, 3], [2, 2, 3]])
+def test_attention_written_out_is_that_of_torch(cuts):
+    """Over the block alone, or memory before it as more pieces, rows hidden in one text of the two."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, rows, 6, dtype=torch.float64, requires_grad=True) for rows in (3, 7, 7))
-    visible = sha_attention._visible(3, memory + 3, torch.tensor([4, 1]))
-    cuts, results = [length for length in (memory, 3) if length], []
+    visible = sha_attention._visible(3, sum(cuts), torch.tensor([4, 1]))
+    results = []
     for attend, sizes in (
-        (sha_attention._attend_by_torch, [memory + 3]),
+        (sha_attention._attend_by_torch, [sum(cuts)]),
         (sha_attention._attend_by_products, cuts),
     ):
         out = attend(q, k[:, -sum(cuts) :].split(sizes, 1), v[:, -sum(cuts) :].split(sizes, 1), visible, 0.0)
@@ -278,31 +279,74 @@ def test_scaled_gradients_of_an_lstm_come_out_as_they_are(scale, monkeypatch):
     torch.testing.assert_close(ours, torch.autograd.grad(expected.square().sum(), list(plain.parameters())))
 
 
-def test_what_surrounds_an_lstm_compiles_and_its_gradients_lie_in_order():
-    """Else cuDNN would put them in order, row by row."""
+@pytest.mark.parametrize(("batch", "length"), [(2, 5), (1, 5), (2, 1)])
+def test_what_surrounds_an_lstm_compiles_and_its_gradients_lie_in_order(batch, length):
+    """Else cuDNN would put them in order, row by row. With one text or token they lie in both orders."""
     torch.manual_seed(0)
+    torch.compiler.reset()
     enter, leave = (
         torch.compile(part, backend="aot_eager", fullgraph=True)
         for part in (recurrent._enter, recurrent._leave)
     )
-    h = torch.randn(2, 5, 6, requires_grad=True)
+    h = torch.randn(batch, length, 6, requires_grad=True)
     norm, full = nn.LayerNorm(6), torch.float32
     x = enter(h, norm, full, 8.0)
     assert x.is_contiguous()
     torch.testing.assert_close(x, norm(h).transpose(0, 1))
     out = leave(x, full, 8.0, 0.0)
     assert out.is_contiguous()
-    dx, dh = torch.autograd.grad(out.square().sum(), (x, h))
+    weight = torch.randn_like(out)
+    dx, dh = torch.autograd.grad((weight * out).sum(), (x, h))
     assert dx.is_contiguous()
     assert dh.is_contiguous()
-    torch.testing.assert_close(dx, 8 * 2 * x)
-    torch.testing.assert_close(dh, torch.autograd.grad(norm(h).square().sum(), h)[0])
+    torch.testing.assert_close(dx, 8 * weight.transpose(0, 1))
+    torch.testing.assert_close(dh, torch.autograd.grad((weight * norm(h)).sum(), h)[0])
+
+
+def test_the_weights_of_an_lstm_lie_as_cudnn_wants_them():
+    """In one buffer of half precision, in the order of the parameters; their gradients are scaled back."""
+    torch.manual_seed(0)
+    weights = list(nn.LSTM(3, 2).parameters())
+    flattened = torch.compile(recurrent._flattened, backend="aot_eager", fullgraph=True)
+    flat = flattened(weights, torch.float16, 64.0)
+    assert flat.untyped_storage().nbytes() == 2 * sum(weight.numel() for weight in weights)
+    parts = flat.split([weight.numel() for weight in weights])
+    for part, weight in zip(parts, weights, strict=True):
+        assert torch.equal(part.view_as(weight), weight.half())
+    gradients = torch.autograd.grad((flat * 64).sum(), weights)
+    assert all(torch.equal(d, torch.full_like(d, 1.0)) for d in gradients)
+
+
+def test_pieces_of_a_text_share_the_weights_of_the_lstm(monkeypatch):
+    flattened, calls = recurrent._flattened, []
+    monkeypatch.setattr(recurrent, "_precision", lambda h: (h.dtype, 64.0))
+    monkeypatch.setattr(recurrent, "_flattened", lambda *args: calls.append(args) or flattened(*args))
+    model = trained(dataclasses.replace(CONFIG, attention="none"))
+    h = torch.randn(2, 6, 8, dtype=torch.float64)
+    model._through_in_waves(h, model.initial_state(2).branch("blocks"))
+    assert len(calls) == CONFIG.num_layers
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_attention_written_out_compiles(precision):
+    """Its gradients come from a function of our own, which torch has to trace."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    q, k, v = (torch.randn(2, rows, 6, requires_grad=True) for rows in (3, 7, 7))
+    visible = sha_attention._visible(3, 7, torch.tensor([4, 1]))
+    attend, results = sha_attention._attend_by_products, []
+    for way in (attend, torch.compile(attend, backend="aot_eager", fullgraph=True)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision != torch.float32):
+            out = way(q, k.split([4, 3], 1), v.split([4, 3], 1), visible, 0.0)
+        results.append((out, *torch.autograd.grad(out.float().square().sum(), (q, k, v))))
+    torch.testing.assert_close(results[0], results[1])
 
 
 @pytest.mark.parametrize("attention", ["second-last", "every", "none"])
-@pytest.mark.parametrize("length", [1, 3, 8, 13])
-def test_reading_in_waves_is_reading(attention, length):
+@pytest.mark.parametrize(("length", "pieces"), [(1, 2), (3, 2), (8, 2), (8, 4), (13, 3)])
+def test_reading_in_waves_is_reading(attention, length, pieces, monkeypatch):
     """Outputs, states and gradients; the memory is full and forgets."""
+    monkeypatch.setattr(sys.modules[ShaRnn.__module__], "PIECES", pieces)
     model = trained(dataclasses.replace(CONFIG, attention=attention))
     with torch.no_grad():
         _, state = model(tokens(11), model.initial_state(2))

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longspan.layers.block import Block
 from longspan.layers.dropout import dropout
+from longspan.layers.reading import Reading, ReadsInPieces
 from longspan.state import State
 
 GRADIENT_SCALE = 1024.0  # keeps gradients of a mean over 65,536 tokens among the normal numbers of fp16
 
 
-class Recurrent(Block):
+class Recurrent(ReadsInPieces):
     """out = dropout(LSTM(LN(h))): the LSTM's output takes the place of h, there is no residual.
 
     Under autocast cuDNN's LSTM computes in fp16, whichever half precision was asked for. Who asks for bf16
@@ -27,7 +27,7 @@ class Recurrent(Block):
         self.norm = nn.LayerNorm(width, epsilon)
         self.lstm = nn.LSTM(width, width)
         self.dropout = dropout
-        self._enter, self._leave = _enter, _leave
+        self._enter, self._leave, self._flattened = _enter, _leave, _flattened
 
     def initial_state(self, batch_size: int) -> State:
         zeros_BD = self.norm.weight.new_zeros(batch_size, self.lstm.hidden_size)
@@ -36,28 +36,59 @@ class Recurrent(Block):
     def compile_parts(self) -> None:
         """What goes into the LSTM and what comes out of it: itself it is one operation already."""
         self._enter, self._leave = torch.compile(_enter), torch.compile(_leave)
+        self._flattened = torch.compile(_flattened)
 
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
-        dtype, scale = _precision(h_BTD)
-        before = state.tensor("hidden"), state.tensor("cell")
-        x_TBD = self._enter(h_BTD, self.norm, dtype, scale)
-        out_TBD, *after = self._lstm(x_TBD, (before[0][None], before[1][None]), scale)
-        # Under autocast the LSTM answers in half precision; what is carried and added up stays full.
-        hidden_BD, cell_BD = (new[0].to(old.dtype) for new, old in zip(after, before, strict=True))
-        out_BTD = self._leave(out_TBD, h_BTD.dtype, scale, self.dropout if self.training else 0.0)
-        return out_BTD, State({"hidden": hidden_BD, "cell": cell_BD})
+        reading = self.begin(state, h_BTD.shape[1])
+        return reading.read(h_BTD), reading.end()
 
-    def _lstm(self, x_TBD: Tensor, before: tuple[Tensor, Tensor], scale: float) -> tuple[Tensor, ...]:
-        weights = [_scaled(weight, 1 / scale) for weight in self.lstm.parameters()]
-        return torch.lstm(x_TBD, before, weights, True, 1, 0.0, self.lstm.training, False, False)
+    def begin(self, state: State, length: int) -> Reading:
+        return _Reading(self, state)
 
 
-def _precision(h_BTD: Tensor) -> tuple[torch.dtype, float]:
+class _Reading(Reading):
+    """The LSTM's weights and its state in the precision in which it computes, from piece to piece."""
+
+    def __init__(self, block: Recurrent, state: State) -> None:
+        self.block = block
+        self.before = state.tensor("hidden"), state.tensor("cell")
+        self.dtype, self.scale = _precision(self.before[0])
+        self.weights: list[Tensor] = list(block.lstm.parameters())
+        if (self.dtype, self.scale) != (self.weights[0].dtype, 1.0):
+            flat = block._flattened(self.weights, self.dtype, self.scale)
+            parts = flat.split([weight.numel() for weight in self.weights])
+            self.weights = [part.view_as(weight) for part, weight in zip(parts, self.weights, strict=True)]
+        self.now = tuple(one_BD[None].to(self.dtype) for one_BD in self.before)
+
+    def read(self, h_BTD: Tensor) -> Tensor:
+        lstm = self.block.lstm
+        x_TBD = self.block._enter(h_BTD, self.block.norm, self.dtype, self.scale)
+        # On a GPU all is in the precision it should be in; autocast would lay out the weights once more.
+        with torch.autocast("cuda", enabled=False):
+            out_TBD, *now = torch.lstm(
+                x_TBD, self.now, self.weights, True, 1, 0.0, lstm.training, False, False
+            )
+        self.now = tuple(now)
+        dropped = self.block.dropout if self.block.training else 0.0
+        return self.block._leave(out_TBD, h_BTD.dtype, self.scale, dropped)
+
+    def end(self) -> State:
+        # What is carried and added up stays in full precision.
+        hidden_BD, cell_BD = (new[0].to(old.dtype) for new, old in zip(self.now, self.before, strict=True))
+        return State({"hidden": hidden_BD, "cell": cell_BD})
+
+
+def _precision(hidden_BD: Tensor) -> tuple[torch.dtype, float]:
     """In which the LSTM will compute, and by how much its gradients want to be larger."""
-    if not (h_BTD.is_cuda and torch.is_autocast_enabled("cuda")):
-        return h_BTD.dtype, 1.0
+    if not (hidden_BD.is_cuda and torch.is_autocast_enabled("cuda")):
+        return hidden_BD.dtype, 1.0
     asked = torch.get_autocast_dtype("cuda")
     return torch.float16, GRADIENT_SCALE if asked == torch.bfloat16 else 1.0
+
+
+def _flattened(weights: list[Tensor], dtype: torch.dtype, scale: float) -> Tensor:
+    """One after the other, as cuDNN wants the weights of an LSTM to lie: it then takes them as they are."""
+    return torch.cat([_scaled(weight, 1 / scale).to(dtype).flatten() for weight in weights])
 
 
 def _enter(h_BTD: Tensor, norm: nn.LayerNorm, dtype: torch.dtype, scale: float) -> Tensor:
@@ -92,7 +123,8 @@ class _ScaledGradient(torch.autograd.Function):
 class _Exchanged(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.transpose(0, 1).contiguous()
+        # Always a copy: where `contiguous` had nothing to do, torch 2.11 compiled it without a gradient.
+        return x.transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> Tensor:

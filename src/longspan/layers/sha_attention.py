@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from longspan.layers.block import Block
 from longspan.layers.dropout import dropout
+from longspan.layers.reading import Reading, ReadsInPieces
 from longspan.state import State
 
 
-class SingleHeadAttention(Block):
+class SingleHeadAttention(ReadsInPieces):
     """out = x + dropout(softmax(q kᵀ / √D) v) with x = LN(h) and g = [memory; LN'(h)]:
 
         q = σ(s) LN(Wq x + b),    k = σ(s') g,    v = gate g
@@ -40,6 +40,7 @@ class SingleHeadAttention(Block):
         self.value_gate: ValueGate | FixedGate = ValueGate(width)
         self.memory_length = memory_length
         self.dropout = dropout
+        self._recalled, self._piece = _recalled, _piece
 
     def initial_state(self, batch_size: int) -> State:
         weight = self.query.weight
@@ -50,40 +51,103 @@ class SingleHeadAttention(Block):
             }
         )
 
+    def compile_parts(self) -> None:
+        self.compile()
+        self._recalled, self._piece = torch.compile(_recalled), torch.compile(_piece)
+
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
-        x_BTD = self.norm(h_BTD)
-        past_BMD, filled_B = state.tensor("memory"), state.tensor("filled")
-        forgotten = max(0, past_BMD.shape[1] - max(0, self.memory_length - h_BTD.shape[1]))
-        pieces = [piece for piece in (past_BMD[:, forgotten:], self.memory_norm(h_BTD)) if piece.shape[1]]
+        x_BTD, filled_B = self.norm(h_BTD), state.tensor("filled")
+        past_BMD = self.not_forgotten(state.tensor("memory"), h_BTD.shape[1])
+        pieces = [piece for piece in (past_BMD, self.memory_norm(h_BTD)) if piece.shape[1]]
         g_BSD = torch.cat(pieces, dim=1)
-        attended_BTD = self._attend(x_BTD, pieces if h_BTD.is_cuda else [g_BSD], filled_B)
-        after = State(
+        keys = pieces if h_BTD.is_cuda else [g_BSD]
+        attended_BTD = self.attend(x_BTD, keys, [self.drop(k) for k in keys], filled_B)
+        return x_BTD + self.drop(attended_BTD), self.remembered(g_BSD, filled_B + h_BTD.shape[1])
+
+    def begin(self, state: State, length: int) -> Reading:
+        return _Reading(self, state, length)
+
+    def not_forgotten(self, past_BMD: Tensor, block: int) -> Tensor:
+        """What a block of that many tokens sees of the memory."""
+        return past_BMD[:, max(0, past_BMD.shape[1] - max(0, self.memory_length - block)) :]
+
+    def remembered(self, g_BSD: Tensor, filled_B: Tensor) -> State:
+        return State(
             {
                 "memory": g_BSD[:, max(0, g_BSD.shape[1] - self.memory_length) :],
-                "filled": (filled_B + h_BTD.shape[1]).clamp(max=self.memory_length),
+                "filled": filled_B.clamp(max=self.memory_length),
             }
         )
-        return x_BTD + self._drop(attended_BTD), after
 
     def collapse(self) -> None:
         """Replace the gate by the vector that it computes from its weights: the same output, no training."""
         self.value_gate = FixedGate(self.value_gate().detach())
 
-    def _attend(self, x_BTD: Tensor, pieces: Sequence[Tensor], filled_B: Tensor) -> Tensor:
+    def attend(
+        self, x_BTD: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], filled_B: Tensor
+    ) -> Tensor:
         """To g, which may come in pieces."""
-        q_BTD = self._drop(torch.sigmoid(self.query_scale_D) * self.query_norm(self.query(x_BTD)))
+        q_BTD = self.drop(torch.sigmoid(self.query_scale_D) * self.query_norm(self.query(x_BTD)))
         attend = _attend_by_products if x_BTD.is_cuda else _attend_by_torch
         attended_BTD = attend(
             torch.sigmoid(self.key_scale_D) * q_BTD,
-            pieces,
-            [self._drop(piece) for piece in pieces],
-            _visible(x_BTD.shape[1], sum(piece.shape[1] for piece in pieces), filled_B),
+            keys,
+            values,
+            _visible(x_BTD.shape[1], sum(k.shape[1] for k in keys), filled_B),
             self.dropout if self.training else 0.0,
         )
         return self.value_gate() * attended_BTD
 
-    def _drop(self, x: Tensor) -> Tensor:
+    def drop(self, x: Tensor) -> Tensor:
         return dropout(x, self.dropout, self.training)
+
+
+class _Reading(Reading):
+    """What is forgotten depends on the whole text; what is remembered is dropped from once for all pieces."""
+
+    def __init__(self, attention: SingleHeadAttention, state: State, length: int) -> None:
+        self.attention = attention
+        past_BMD = attention.not_forgotten(state.tensor("memory"), length)
+        self.g = [past_BMD] if past_BMD.shape[1] else []
+        recalled = [attention._recalled(attention, past, _precision(past)) for past in self.g]
+        self.keys, self.values = [k for k, _ in recalled], [v for _, v in recalled]
+        self.filled_B = state.tensor("filled")
+
+    def read(self, h_BTD: Tensor) -> Tensor:
+        out_BTD, g_BTD, v_BTD = self.attention._piece(
+            self.attention, h_BTD, self.keys, self.values, self.filled_B
+        )
+        self.g, self.keys, self.values = [*self.g, g_BTD], [*self.keys, g_BTD], [*self.values, v_BTD]
+        self.filled_B = self.filled_B + h_BTD.shape[1]
+        return out_BTD
+
+    def end(self) -> State:
+        return self.attention.remembered(torch.cat(self.g, dim=1), self.filled_B)
+
+
+def _precision(x: Tensor) -> torch.dtype:
+    """In which products are computed."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _recalled(attention: SingleHeadAttention, past_BMD: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Memory as keys and as values."""
+    return past_BMD.to(dtype), attention.drop(past_BMD).to(dtype)
+
+
+def _piece(
+    attention: SingleHeadAttention,
+    h_BTD: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    filled_B: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Out, and what the pieces after this one attend to: the keys and values of this one."""
+    x_BTD, g_BTD = attention.norm(h_BTD), attention.memory_norm(h_BTD)
+    v_BTD = attention.drop(g_BTD)
+    attended_BTD = attention.attend(x_BTD, [*keys, g_BTD], [*values, v_BTD], filled_B)
+    return x_BTD + attention.drop(attended_BTD), g_BTD, v_BTD
 
 
 class ValueGate(nn.Module):
@@ -115,7 +179,7 @@ class FixedGate(nn.Module):
 def _attend_by_torch(
     q_BTD: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], visible_BTS: Tensor, dropped: float
 ) -> Tensor:
-    (k_BSD,), (v_BSD,) = keys, values
+    k_BSD, v_BSD = (one[0] if len(one) == 1 else torch.cat(list(one), dim=1) for one in (keys, values))
     return F.scaled_dot_product_attention(q_BTD, k_BSD, v_BSD, attn_mask=visible_BTS, dropout_p=dropped)
 
 
@@ -158,7 +222,10 @@ class _Weights(torch.autograd.Function):
     def forward(
         ctx: Any, scores_BTS: Tensor, visible_BTS: Tensor, total_BT1: Tensor
     ) -> tuple[Tensor, Tensor]:
-        weights_BTS = torch.exp(_seen(scores_BTS, visible_BTS) - total_BT1).to(scores_BTS.dtype)
+        weights_BTS = torch.exp(_seen(scores_BTS, visible_BTS) - total_BT1)
+        # Asked first: where a conversion changes nothing, torch 2.11 compiles it without the gradient.
+        if weights_BTS.dtype != scores_BTS.dtype:
+            weights_BTS = weights_BTS.to(scores_BTS.dtype)
         ctx.save_for_backward(weights_BTS)
         return weights_BTS, weights_BTS.sum(-1, keepdim=True, dtype=total_BT1.dtype)
 

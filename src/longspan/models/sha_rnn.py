@@ -11,7 +11,6 @@ All residuals are normed. The output layer uses the embedding's weights.
 from __future__ import annotations
 
 import math
-from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -28,29 +27,25 @@ from longspan.models.waves import in_waves
 from longspan.state import State
 
 EPSILON = 1e-12  # of all norms
-PIECES = 4  # of a block of text: an LSTM takes a fixed time for each, besides the time for its tokens
+# Of a block of text that is trained on with a GPU. LSTMs of a GPU never run side by side, so pieces only hide
+# behind one LSTM what is not an LSTM: more of them hide more of it, and every one costs kernels of its own.
+# With one the blocks just read one after the other.
+PIECES = 2
 
 
 class ShaRnn(Stack):
-    """A stack that is trained in waves on a GPU, from one block with attention to the next.
-
-    Attention reads a block of text whole: what it forgets depends on how long that is.
-    """
+    """A stack that is trained in waves on a GPU."""
 
     def _through(self, h_BTD: Tensor, states: State) -> tuple[Tensor, State]:
-        if h_BTD.is_cuda and torch.is_grad_enabled():
+        if PIECES > 1 and h_BTD.is_cuda and torch.is_grad_enabled():
             return self._through_in_waves(h_BTD, states)
         return super()._through(h_BTD, states)
 
     def _through_in_waves(self, h_BTD: Tensor, states: State) -> tuple[Tensor, State]:
-        after: dict[str, State | Tensor] = {}
-        named = [(name, block) for name, block in self.blocks.named_children() if isinstance(block, Block)]
-        for attends, run in groupby(named, lambda one: isinstance(one[1], SingleHeadAttention)):
-            names, blocks = zip(*run, strict=True)
-            before = [states.branch(name) for name in names]
-            h_BTD, found = in_waves(blocks, h_BTD, before, num_pieces=1 if attends else PIECES)
-            after |= zip(names, found, strict=True)
-        return h_BTD, State(after)
+        named = {name: block for name, block in self.blocks.named_children() if isinstance(block, Block)}
+        before = [states.branch(name) for name in named]
+        h_BTD, after = in_waves(list(named.values()), h_BTD, before, PIECES)
+        return h_BTD, State(dict(zip(named, after, strict=True)))
 
 
 def sha_rnn(config: ShaRnnConfig, vocabulary_size: int) -> Stack:

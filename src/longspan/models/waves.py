@@ -8,41 +8,47 @@ Shapes: B batch, T block, D width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from longspan.layers.block import Block
+from longspan.layers.reading import PlainReading, Reading, ReadsInPieces
 from longspan.state import State
 
 
 def in_waves(
     blocks: Sequence[Block], h_BTD: Tensor, states: Sequence[State], num_pieces: int
 ) -> tuple[Tensor, list[State]]:
-    """What the blocks give one after the other, if to none of them it matters how a text is cut."""
-    if len(blocks) == 1:
-        h_BTD, state = blocks[0](h_BTD, states[0])
-        return h_BTD, [state]
-    after = list(states)
-    length = -(-h_BTD.shape[1] // num_pieces)
+    """What the blocks give one after the other."""
+    length = h_BTD.shape[1]
     # In memory a piece is like any other block of text: compiled blocks are compiled once for both.
-    pieces = [piece_BTD.contiguous() for piece_BTD in h_BTD.split(length, dim=1)]
+    pieces = [piece_BTD.contiguous() for piece_BTD in h_BTD.split(-(-length // num_pieces), dim=1)]
     side_by_side = _SideBySide(h_BTD.device, len(blocks)) if h_BTD.is_cuda else None
+    readings: list[Reading] = []
+    after = list(states)
     for wave in range(len(pieces) + len(blocks) - 1):
         # The last block first: the one before it has then been given nothing yet that it need not wait for.
         for number in reversed(range(len(blocks))):
             place = wave - number
-            if 0 <= place < len(pieces):
-                block, piece_BTD, state = blocks[number], pieces[place], after[number]
-                if side_by_side is None:
-                    pieces[place], after[number] = block(piece_BTD, state)
-                else:
-                    pieces[place], after[number] = side_by_side.read(number, block, piece_BTD, state)
+            if not 0 <= place < len(pieces):
+                continue
+            with side_by_side.turn(number, pieces[place]) if side_by_side else nullcontext():
+                if place == 0:
+                    readings.append(_begin(blocks[number], states[number], length))
+                pieces[place] = readings[number].read(pieces[place])
+                if place == len(pieces) - 1:
+                    after[number] = readings[number].end()
     if side_by_side is not None:
         side_by_side.join([*pieces, *(leaf for state in after for leaf in state.flatten().values())])
     return torch.cat(pieces, dim=1), after
+
+
+def _begin(block: Block, state: State, length: int) -> Reading:
+    return block.begin(state, length) if isinstance(block, ReadsInPieces) else PlainReading(block, state)
 
 
 class _SideBySide:
@@ -57,14 +63,15 @@ class _SideBySide:
         for stream in self.streams:
             stream.wait_stream(self.main)
 
-    def read(self, number: int, block: Block, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
+    @contextmanager
+    def turn(self, number: int, h_BTD: Tensor) -> Iterator[None]:
+        """To read what the block before has given."""
         stream = self.streams[number]
         if number > 0:
             stream.wait_stream(self.streams[number - 1])
         h_BTD.record_stream(stream)
         with torch.cuda.stream(stream):
-            out_BTD, after = block(h_BTD, state)
-        return out_BTD, after
+            yield
 
     def join(self, tensors: Sequence[Tensor]) -> None:
         for stream in self.streams:
