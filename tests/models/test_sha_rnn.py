@@ -317,14 +317,19 @@ def test_the_weights_of_an_lstm_lie_as_cudnn_wants_them():
     assert all(torch.equal(d, torch.full_like(d, 1.0)) for d in gradients)
 
 
-def test_pieces_of_a_text_share_the_weights_of_the_lstm(monkeypatch):
+def test_pieces_of_a_text_share_the_weights_of_the_lstm_and_their_gradients_add_up(monkeypatch):
     flattened, calls = recurrent._flattened, []
-    monkeypatch.setattr(recurrent, "_precision", lambda h: (h.dtype, 64.0))
     monkeypatch.setattr(recurrent, "_flattened", lambda *args: calls.append(args) or flattened(*args))
     model = trained(dataclasses.replace(CONFIG, attention="none"))
+    state = model.initial_state(2).branch("blocks")
     h = torch.randn(2, 6, 8, dtype=torch.float64)
-    model._through_in_waves(h, model.initial_state(2).branch("blocks"))
+    used = [p for name, p in model.named_parameters() if name.startswith("blocks.")]
+    expected = torch.autograd.grad(model._through(h, state)[0].square().sum(), used)
+    assert not calls
+    monkeypatch.setattr(recurrent, "_precision", lambda h: (h.dtype, 64.0))
+    found = torch.autograd.grad(model._through_in_waves(h, state)[0].square().sum(), used)
     assert len(calls) == CONFIG.num_layers
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from longspan.kernels.side_by_side import side_by_side
 from longspan.layers.dropout import dropout
 from longspan.layers.reading import Reading, ReadsInPieces
 from longspan.state import State
@@ -53,11 +55,9 @@ class _Reading(Reading):
         self.block = block
         self.before = state.tensor("hidden"), state.tensor("cell")
         self.dtype, self.scale = _precision(self.before[0])
-        self.weights: list[Tensor] = list(block.lstm.parameters())
-        if (self.dtype, self.scale) != (self.weights[0].dtype, 1.0):
-            flat = block._flattened(self.weights, self.dtype, self.scale)
-            parts = flat.split([weight.numel() for weight in self.weights])
-            self.weights = [part.view_as(weight) for part, weight in zip(parts, self.weights, strict=True)]
+        own = list(block.lstm.parameters())
+        fits = (self.dtype, self.scale) == (own[0].dtype, 1.0)
+        self.flat = None if fits else block._flattened(own, self.dtype, self.scale)
         self.now = tuple(one_BD[None].to(self.dtype) for one_BD in self.before)
 
     def read(self, h_BTD: Tensor) -> Tensor:
@@ -66,11 +66,19 @@ class _Reading(Reading):
         # On a GPU all is in the precision it should be in; autocast would lay out the weights once more.
         with torch.autocast("cuda", enabled=False):
             out_TBD, *now = torch.lstm(
-                x_TBD, self.now, self.weights, True, 1, 0.0, lstm.training, False, False
+                x_TBD, self.now, self._weights(), True, 1, 0.0, lstm.training, False, False
             )
         self.now = tuple(now)
         dropped = self.block.dropout if self.block.training else 0.0
         return self.block._leave(out_TBD, h_BTD.dtype, self.scale, dropped)
+
+    def _weights(self) -> list[Tensor]:
+        own: list[Tensor] = list(self.block.lstm.parameters())
+        if self.flat is None:
+            return own
+        # Parted for every piece: cuDNN gives gradients in one buffer, and those of all pieces add up as one.
+        parts = side_by_side(self.flat, [weight.numel() for weight in own], 0)
+        return [part.view_as(weight) for part, weight in zip(parts, own, strict=True)]
 
     def end(self) -> State:
         # What is carried and added up stays in full precision.
@@ -86,7 +94,7 @@ def _precision(hidden_BD: Tensor) -> tuple[torch.dtype, float]:
     return torch.float16, GRADIENT_SCALE if asked == torch.bfloat16 else 1.0
 
 
-def _flattened(weights: list[Tensor], dtype: torch.dtype, scale: float) -> Tensor:
+def _flattened(weights: Sequence[Tensor], dtype: torch.dtype, scale: float) -> Tensor:
     """One after the other, as cuDNN wants the weights of an LSTM to lie: it then takes them as they are."""
     return torch.cat([_scaled(weight, 1 / scale).to(dtype).flatten() for weight in weights])
 
