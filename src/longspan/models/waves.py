@@ -17,6 +17,7 @@ from torch import Tensor
 
 from longspan.layers.block import Block
 from longspan.layers.reading import PlainReading, Reading, ReadsInPieces
+from longspan.layers.recurrent import Recurrent
 from longspan.state import State
 
 
@@ -27,7 +28,7 @@ def in_waves(
     length = h_BTD.shape[1]
     # In memory a piece is like any other block of text: compiled blocks are compiled once for both.
     pieces = [piece_BTD.contiguous() for piece_BTD in h_BTD.split(-(-length // num_pieces), dim=1)]
-    side_by_side = _SideBySide(h_BTD.device, len(blocks)) if h_BTD.is_cuda else None
+    side_by_side = _SideBySide(h_BTD.device, blocks) if h_BTD.is_cuda else None
     readings: list[Reading] = []
     after = list(states)
     for wave in range(len(pieces) + len(blocks) - 1):
@@ -57,9 +58,13 @@ class _SideBySide:
     A tensor that another stream reads is recorded there: its memory must not be used again before.
     """
 
-    def __init__(self, device: torch.device, num_blocks: int) -> None:
+    def __init__(self, device: torch.device, blocks: Sequence[Block]) -> None:
         self.main = torch.cuda.current_stream(device)
-        self.streams = [_stream(device, number) for number in range(num_blocks)]
+        # LSTMs go first: everything waits for them, and they start only where many multiprocessors are free.
+        self.streams = [
+            _stream(device, number, priority=-1 if isinstance(block, Recurrent) else 0)
+            for number, block in enumerate(blocks)
+        ]
         for stream in self.streams:
             stream.wait_stream(self.main)
 
@@ -81,6 +86,6 @@ class _SideBySide:
 
 
 @cache
-def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+def _stream(device: torch.device, number: int, priority: int) -> torch.cuda.Stream:
     """Always the same: memory that a stream has used is kept for that stream."""
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(device, priority=priority)
