@@ -23,6 +23,10 @@ import torch
 ROOT = Path(__file__).parent.parent
 TESTS = [
     "tests/kernels/test_door.py",
+    "tests/kernels/test_placing.py",
+    "tests/models/test_projections.py",
+    "tests/training/test_ahead.py",
+    "tests/training/test_modern_run.py",
     "tests/kernels/test_fused.py",
     "tests/models/test_sha_rnn.py",
     "tests/training/test_graphs.py",

@@ -67,6 +67,9 @@ CASES = {
     "biases, and groups of different reach": Case(
         windows=((9,), (35, 64)), reaches=(9, 64), width=5, positions="per head", biases="both", num_slots=3
     ),
+    "whole eights, mapped": Case(
+        windows=((12, 50),), reaches=(50,), block=16, positions="mapped", biases="both", first_distance=0
+    ),
     "few queries, mapped": Case(
         windows=((12, 50),), reaches=(50,), block=3, positions="mapped", biases="both", first_distance=0
     ),
@@ -168,7 +171,7 @@ def drawn(seed: int) -> Case:
         windows=tuple(windows),
         reaches=reaches,
         batch=batch,
-        block=draw.choice([1, 3, 17, 33, 45]),
+        block=draw.choice([1, 3, 16, 17, 33, 40]),
         width=draw.choice([3, 8, 16]),
         positions=(positions := draw.choice(["none", "shared", "per head", "mapped"])),
         biases=draw.choice(["none", "content"] if positions == "none" else ["none", "content", "both"]),

@@ -214,6 +214,22 @@ def test_a_step_is_recorded_once_shapes_are_steady(monkeypatch: pytest.MonkeyPat
         torch.testing.assert_close(one, other)
 
 
+def test_elsewhere_decoding_goes_through_the_models_own_form_of_the_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, asked = tiny_model(20), []
+    original = model.decoding_state
+
+    def noticed(state: Any) -> Any:
+        asked.append(state)
+        return original(state)
+
+    monkeypatch.setattr(model, "decoding_state", noticed)
+    monkeypatch.setattr(generation, "_on_cpu", lambda _: False)
+    list(generate(model, PROMPT, tokens=3))
+    assert len(asked) == 1
+
+
 def test_sampling_leaves_its_input_alone() -> None:
     log_probs_BV: Tensor = PROBS.log()
     before = log_probs_BV.clone()

@@ -197,10 +197,10 @@ class _Reading:
 
     def __init__(self, spans: Sequence[LearnedSpan], fractions_LH: Tensor) -> None:
         self._spans = spans
-        self._fractions_LH = torch.empty(fractions_LH.shape, pin_memory=True)
+        self._fractions_LH = torch.empty_like(fractions_LH, device="cpu", pin_memory=True)
         self._fractions_LH.copy_(fractions_LH, non_blocking=True)
         self._done = torch.cuda.Event()
-        self._done.record()
+        self._done.record(torch.cuda.current_stream(fractions_LH.device))
 
     def arrive(self) -> None:
         self._done.synchronize()

@@ -84,7 +84,10 @@ class Stack(LanguageModel):
         return e_BTD + together_BTD, {"ngrams": read}
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile every block on its own, and the last norm: blocks of a kind share their code."""
+        """Compile every block on its own, and the last norm: blocks of a kind share their code.
+
+        A copy of a compiled model would go on using the original's weights: copy first.
+        """
         for block in self.blocks:
             assert isinstance(block, Block)
             block.compile_parts()

@@ -49,6 +49,7 @@ class RecordedModel:
             replayed = self._recording(tokens_BT, state)
             if self.model.shape_key(state) == self._own:
                 return replayed
+            del replayed  # and with it what holds the recording
             _generator(tokens_BT.device).set_state(randomness)
             state = self._recording.state.map(torch.clone)  # the one that came in may have been replayed over
         own = self.model.shape_key(state)

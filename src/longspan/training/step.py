@@ -21,8 +21,8 @@ class Updater:
 
     The batch runs in `micro_batches` pieces, each some of the lanes: gradients add up to those of the
     whole batch, and only the memory of one piece is held. The loss stays on the device; what does wait for
-    it is the scaler of fp16, which must know whether gradients overflowed, and `after_update` of a model that
-    sizes its memory by what it has learned. On a GPU a batch in one piece is read by a `RecordedModel`.
+    it is the scaler of fp16, which must know whether gradients overflowed. On a GPU a batch in one piece is
+    read by a `RecordedModel`.
     """
 
     def __init__(

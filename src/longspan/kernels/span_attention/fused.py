@@ -1,9 +1,11 @@
 """Span attention on a GPU: the kernels of triton.py with the matrix products around them, and autograd.
 
 Heads come in groups that remember equally far. What a group remembers is one tensor of its keys and values,
-position by position; end to end they are the kernels' `PAST`. The term for the distance is a table that one
-matrix product per group makes, as wide as the group's window. It is kept for the backward pass, which
-turns its gradient into those of queries and position keys by matrix products again.
+position by position; end to end they are the kernels' `PAST`. The term for the distance is a table that
+matrix products make, head by head, as wide as the window of the head's group. It is kept for the backward
+pass, which turns its gradient into those of queries and position keys by matrix products again. The kernels
+want query t of a text to find its distances t % 8 columns further on: so a head's product is a batch of 8, of
+every eighth query with position keys that begin as much later.
 
 The kernels add the bias of the content to queries as they read them, and sum its gradient in parts. What the
 table is made of, q + v, is written out. Its gradient is that of q too, less what came from the content.
@@ -25,6 +27,7 @@ import triton
 from torch import Tensor
 from torch.nn import functional as F
 
+from longspan.errors import UserError
 from longspan.kernels.span_attention import triton as kernels
 from longspan.kernels.span_attention.queries import position_queries
 
@@ -127,6 +130,10 @@ def span_attention(
     """As the door in the package describes it, [B, H, T, K]."""
     batch, _, block, _ = q_BHTK.shape
     dtype = q_BHTK.dtype
+    if any(kv_BMXK.numel() >= 2**31 for kv_BMXK in past):
+        raise UserError(
+            "the memory of a layer is too large for the kernels: use smaller batches or micro_batches"
+        )
     pasts = tuple((kv_BMXK.shape[1], kv_BMXK.shape[2] // 2) for kv_BMXK in past)
     layout = _layout(tuple(windows), pasts, batch, block, q_BHTK.device)
     slot_k_HPK, slot_v_HPK = (None, None) if slots is None else (x.to(dtype).contiguous() for x in slots)
@@ -275,7 +282,7 @@ class _SpanAttention(torch.autograd.Function):
             dslot_k, dslot_v = sums.sum(1).to(slot_k_HPK.dtype)
         dposition_q = dposition_keys = None
         if dtable is not None:
-            dposition_q = torch.zeros_like(asked) if ctx.has_position_q else None
+            dposition_q = _like_rows(asked).zero_() if ctx.has_position_q else None
             dasked = dq_BHTK if dposition_q is None else dposition_q
             dkeys = _distance_gradients(dtable, asked, keys, layout, numbers["scale"], dasked)
             dposition_keys = _moved_back(dkeys, position_keys, options.first_distance)
@@ -376,7 +383,7 @@ def _by_class(x_BTK: Tensor) -> Tensor:
 def _set_by_class(x_BTK: Tensor, rows_CNK: Tensor) -> None:
     """Put a head's rows back, if they were no view."""
     batch, block, _ = x_BTK.shape
-    if block % CLASSES:
+    if rows_CNK.data_ptr() != x_BTK.data_ptr():
         back = torch.unflatten(rows_CNK, 1, (batch, -1)).permute(1, 2, 0, 3).flatten(1, 2)
         x_BTK.copy_(back[:, :block])
 
