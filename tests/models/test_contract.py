@@ -110,7 +110,7 @@ VARIANTS: dict[str, ModelConfig] = {
     "modern, convolution": dataclasses.replace(MODERN, convolution=3, positions="learned"),
     "modern, n-grams": dataclasses.replace(MODERN, ngrams=(2, 4), ngram_rows=150, memory="keys-values"),
     "modern, embedding residual": dataclasses.replace(
-        MODERN, embedding_residual=True, ngrams=(3,), ngram_rows=50, convolution=2, dropout=0.1
+        MODERN, ngrams=(3,), ngram_rows=50, convolution=2, dropout=0.1
     ),
     "modern, swiglu": dataclasses.replace(MODERN, feed_forward="swiglu", query_key_norm=False),
     "adaptive-span, windows": with_span(kind="fixed", windows=WINDOWS),

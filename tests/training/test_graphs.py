@@ -200,7 +200,6 @@ MODERN = ModernConfig(
     inner_width=48,
     ngrams=(2, 3),
     ngram_rows=64,
-    embedding_residual=True,
     span=SpanConfig(kind="fixed", limit=16),
 )
 SHA_RNN = ShaRnnConfig(num_layers=2, width=32, inner_width=48, memory_length=12, dropout=0.1)

@@ -34,7 +34,6 @@ memory = "keys-values"
 feed_forward = "swiglu"
 ngrams = [2, 3]
 ngram_rows = 300
-embedding_residual = true
 tied = true
 softcap = 15.0
 

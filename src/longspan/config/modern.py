@@ -37,9 +37,6 @@ class ModernConfig:
     ngram_rows: int = option(
         4096, help="rows of the table for each of ngrams, which share them by a hash where they are more"
     )
-    embedding_residual: bool = option(
-        False, help="give the embeddings once more to the attention of every layer"
-    )
     query_key_norm: bool = option(True, help="norm queries and keys in every head")
     memory: Literal["hidden", "keys-values"] = option(
         "hidden",

@@ -28,7 +28,6 @@ from longspan.config import ModernConfig
 from longspan.heads import SoftmaxHead
 from longspan.layers.attention import Attention
 from longspan.layers.block import Block
-from longspan.layers.embedding_residual import EmbeddingResidual
 from longspan.layers.feed_forward import FeedForward, squared_relu
 from longspan.layers.ngrams import NgramEmbeddings
 from longspan.layers.positions import LearnedDistanceKeys, NoPositions, Positions
@@ -81,10 +80,6 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
         ]
     _initial_values(blocks, config.width)
     embedding, head = _embedding_and_head(config, vocabulary_size)
-    attentions = [number for number, block in enumerate(blocks) if isinstance(block, Attention)]
-    residuals = {
-        number: EmbeddingResidual(config.width) for number in attentions if config.embedding_residual
-    }
     ngrams = None
     if config.ngrams:
         ngrams = NgramEmbeddings(vocabulary_size, config.width, sizes=config.ngrams, rows=config.ngram_rows)
@@ -96,7 +91,6 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
         final_norm=norm(config.width),
         dropout=config.dropout,
         ngrams=ngrams,
-        residuals=residuals,
     )
 
 

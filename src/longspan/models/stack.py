@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from longspan.heads import Head
 from longspan.layers.block import Block, Step
 from longspan.layers.dropout import dropout as drop
-from longspan.layers.embedding_residual import EmbeddingResidual
 from longspan.layers.embeddings import AdaptiveEmbedding
 from longspan.layers.ngrams import NgramEmbeddings
 from longspan.layers.span import LearnedSpan, clamp_and_read
@@ -23,9 +22,8 @@ class Stack(LanguageModel):
     """embedding -> block, block, block ... -> head.
 
     `shared` modules are used by several blocks and owned by the stack. `dropout` acts on the embeddings and
-    on what the head gets. `ngrams` add to the embeddings what tokens mean together; `residuals` give them
-    once more to the blocks of these numbers. Learned spans, wherever they are in the blocks, report their
-    penalty and sizes through the hooks of the interface.
+    on what the head gets. `ngrams` add to the embeddings what tokens mean together. Learned spans, wherever
+    they are in the blocks, report their penalty and sizes through the hooks of the interface.
     """
 
     def __init__(
@@ -38,13 +36,11 @@ class Stack(LanguageModel):
         final_norm: nn.Module | None = None,
         dropout: float = 0.0,
         ngrams: NgramEmbeddings | None = None,
-        residuals: Mapping[int, EmbeddingResidual] | None = None,
     ) -> None:
         super().__init__()
         self.embedding = embedding
         self.ngrams = ngrams
         self.blocks = nn.ModuleList(blocks)
-        self.residuals = nn.ModuleDict({str(number): part for number, part in (residuals or {}).items()})
         self.shared = nn.ModuleDict(shared)
         self.final_norm = final_norm
         self.head = head
@@ -67,11 +63,8 @@ class Stack(LanguageModel):
 
     def _through(self, h_BTD: Tensor, states: State) -> tuple[Tensor, State]:
         """All blocks, one after the other."""
-        e_BTD = h_BTD
         after: dict[str, State | Tensor] = {}
         for name, block in self.blocks.named_children():
-            if name in self.residuals:
-                h_BTD = self.residuals[name](h_BTD, e_BTD)
             h_BTD, after[name] = block(h_BTD, states.branch(name))
         return h_BTD, State(after)
 
@@ -98,8 +91,6 @@ class Stack(LanguageModel):
             self._drop = torch.compile(drop)
         if self.ngrams is not None:
             self.ngrams.compile_parts()
-        for residual in self.residuals.values():
-            residual.compile()
 
     def decoding_state(self, state: State) -> State:
         blocks = state.branch("blocks")
@@ -110,16 +101,14 @@ class Stack(LanguageModel):
         """`forward` for single tokens on a CPU, tokens_1B -> hidden_1BD; see `Block.step_from`."""
         blocks = state.branch("blocks")
         named = ((name, block) for name, block in self.blocks.named_children() if isinstance(block, Block))
-        steps = [(name, block.step_from(blocks.branch(name))) for name, block in named]
+        steps = [block.step_from(blocks.branch(name)) for name, block in named]
 
         def step(tokens_1B: Tensor) -> Tensor:
             nonlocal state
             h_B1D, read = self._embedded(tokens_1B.transpose(0, 1), state)
             state = State(read)
-            h_1BD = e_1BD = h_B1D.transpose(0, 1)
-            for name, through in steps:
-                if name in self.residuals:
-                    h_1BD = self.residuals[name](h_1BD, e_1BD)
+            h_1BD = h_B1D.transpose(0, 1)
+            for through in steps:
                 h_1BD = through(h_1BD)
             return h_1BD if self.final_norm is None else self.final_norm(h_1BD)
 

@@ -167,20 +167,25 @@ def _before_norm(left, right, dleft, dright, r, WIDTH: tl.constexpr):  # type: i
 
 
 @triton.jit
+def _tile(T, WIDTH: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A program's text, positions and pairs, which of them there are, and positions for large offsets."""
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    e = tl.arange(0, BE)
+    in_left = (t < T)[:, None] & (e < E)[None, :]
+    in_right = (t < T)[:, None] & (e + E < WIDTH)[None, :]
+    return tl.program_id(1).to(tl.int64), t, e, in_left, in_right, t[:, None].to(tl.int64)
+
+
+@triton.jit
 def place_kernel(  # type: ignore[no-untyped-def]
     ROWS, Q, KEYS, VALUES, GAIN, FIRST, TURNS,
     r_b, r_t, r_h, q_b, q_t, q_h, k_b, k_t, k_h, T, H,
     WIDTH: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr,
     HAS_QUERIES: tl.constexpr, NORMED: tl.constexpr, TURNED: tl.constexpr, EPSILON: tl.constexpr,
 ):  # fmt: skip
-    b = tl.program_id(1).to(tl.int64)
-    t = tl.program_id(0) * BT + tl.arange(0, BT)
-    e = tl.arange(0, BE)
-    in_left = (t < T)[:, None] & (e < E)[None, :]
-    in_right = (t < T)[:, None] & (e + E < WIDTH)[None, :]
+    b, t, e, in_left, in_right, long_t = _tile(T, WIDTH, E, BE, BT)
     if TURNED:
         cos, sin = _angles(FIRST, TURNS, b, t, e, E)
-    long_t = t[:, None].to(tl.int64)
     row_at = ROWS + b * r_b + long_t * r_t + e[None, :]
     q_at = Q + b * q_b + long_t * q_t + e[None, :]
     k_at = KEYS + b * k_b + long_t * k_t + e[None, :]
@@ -213,14 +218,9 @@ def gradient_kernel(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr,
     HAS_QUERIES: tl.constexpr, NORMED: tl.constexpr, TURNED: tl.constexpr, EPSILON: tl.constexpr,
 ):  # fmt: skip
-    b = tl.program_id(1).to(tl.int64)
-    t = tl.program_id(0) * BT + tl.arange(0, BT)
-    e = tl.arange(0, BE)
-    in_left = (t < T)[:, None] & (e < E)[None, :]
-    in_right = (t < T)[:, None] & (e + E < WIDTH)[None, :]
+    b, t, e, in_left, in_right, long_t = _tile(T, WIDTH, E, BE, BT)
     if TURNED:
         cos, sin = _angles(FIRST, TURNS, b, t, e, E)
-    long_t = t[:, None].to(tl.int64)
     row_at = ROWS + b * r_b + long_t * r_t + e[None, :]
     dq_at = DQ + b * q_b + long_t * q_t + e[None, :]
     dk_at = DKEYS + b * k_b + long_t * k_t + e[None, :]
