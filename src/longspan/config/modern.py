@@ -37,6 +37,9 @@ class ModernConfig:
     ngram_rows: int = option(
         4096, help="rows of the table for each of ngrams, which share them by a hash where they are more"
     )
+    ngram_width: int | None = option(
+        None, help="columns of these tables; if fewer than width, a matrix widens all together (default: width)"
+    )
     query_key_norm: bool = option(True, help="norm queries and keys in every head")
     memory: Literal["hidden", "keys-values"] = option(
         "hidden",
@@ -67,6 +70,8 @@ class ModernConfig:
             raise ValueError("ngrams must be different numbers of tokens, each at least 2")
         if not 1 <= self.ngram_rows < 2**31:
             raise ValueError("ngram_rows must be at least 1 and below 2147483648")
+        if self.ngram_width is not None and not 1 <= self.ngram_width <= self.width:
+            raise ValueError(f"ngram_width must be between 1 and width {self.width}")
         if not self.rotary_base > 1.0:
             raise ValueError("rotary_base must be above 1")
         if not 0.0 <= self.dropout < 1.0:

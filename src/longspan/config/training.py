@@ -108,6 +108,11 @@ class TrainingConfig:
     batch_size: int = option(64, help="lanes: texts read side by side")
     block_length: int = option(512, help="tokens read per step in every lane")
     block_jitter: bool = option(False, help="draw each block's length around block_length, as SHA-RNN does")
+    passage_length: int | None = option(
+        None,
+        help="read the text in passages of so many tokens in random order, each from an empty memory; a "
+        "multiple of block_length (default: every lane reads on to the end of its part)",
+    )
     at_end: Literal["restart", "stop"] = option(
         "restart",
         help="at the end of the data begin again at a random offset, or end the training there, "
@@ -136,6 +141,11 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         if min(self.batch_size, self.block_length, self.log_every) < 1:
             raise ValueError("batch_size, block_length and log_every must be at least 1")
+        if self.passage_length is not None:
+            if self.passage_length < 1 or self.passage_length % self.block_length:
+                raise ValueError(f"passage_length must be a multiple of block_length, {self.block_length}")
+            if self.block_jitter:
+                raise ValueError("block_jitter is for lanes that read on: leave out passage_length")
         if not 1 <= self.micro_batches <= self.batch_size:
             raise ValueError(f"micro_batches must lie between 1 and the batch_size, {self.batch_size}")
         if min(self.evaluate_every, self.checkpoint_every, self.rehearsal) < 0:

@@ -1,6 +1,7 @@
 """Text as models read it: named corpora, tokenizers, token files and lanes."""
 
 from longspan.data.lanes import Block, LanePosition, Lanes, check_fits
+from longspan.data.passages import Passages
 from longspan.data.preparation import TokenizedCorpus, prepare
 from longspan.data.statistics import count_tokens, order_0_entropy
 from longspan.data.token_file import TokenFile
@@ -10,6 +11,7 @@ __all__ = [
     "Block",
     "LanePosition",
     "Lanes",
+    "Passages",
     "TokenFile",
     "TokenStream",
     "TokenizedCorpus",

@@ -10,7 +10,7 @@ Shapes: B lanes (of this process), T tokens of a block.
 from __future__ import annotations
 
 import random
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -83,10 +83,11 @@ class Lanes:
         length = min(self._draw_length(draw), self._lane_length - 1 - offset)
         if length <= 0:
             return None
-        tokens_BT, targets_BT = self._read(offset, length)
-        begins = position.blocks == 0 or passes > position.passes
-        return Block(
-            tokens_BT, targets_BT, begins, LanePosition(position.blocks + 1, offset + length, passes)
+        lanes = [row * self._lane_length + offset for row in self._rows]
+        return as_block(
+            [self._tokens[begin : begin + length + 1] for begin in lanes],
+            begins=position.blocks == 0 or passes > position.passes,
+            position=LanePosition(position.blocks + 1, offset + length, passes),
         )
 
     def _draw_length(self, draw: random.Random) -> int:
@@ -96,20 +97,21 @@ class Lanes:
         base = self._block_length if draw.random() < 0.95 else self._block_length / 2
         return min(max(5, int(draw.gauss(base, 5))), self._block_length)
 
-    def _read(self, offset: int, length: int) -> tuple[Tensor, Tensor]:
-        both = np.empty((len(self._rows), length + 1), dtype=np.int64)
-        for lane, row in zip(both, self._rows, strict=True):
-            begin = row * self._lane_length + offset
-            lane[:] = self._tokens[begin : begin + length + 1]
-        block = torch.from_numpy(both)
-        return block[:, :-1].contiguous(), block[:, 1:].contiguous()
+
+def as_block(texts: Sequence[npt.NDArray[Any]], *, begins: bool, position: LanePosition) -> Block:
+    """Of T + 1 tokens of every lane."""
+    both = np.empty((len(texts), len(texts[0])), dtype=np.int64)
+    for row, text in zip(both, texts, strict=True):
+        row[:] = text
+    block = torch.from_numpy(both)
+    return Block(block[:, :-1].contiguous(), block[:, 1:].contiguous(), begins, position)
 
 
-def check_fits(tokens: Sized, batch_size: int, block_length: int) -> None:
-    """A `UserError` unless every lane holds one block and the token after it."""
-    needed = batch_size * (block_length + 1)
+def check_fits(tokens: Sized, batch_size: int, length: int, unit: str = "block") -> None:
+    """A `UserError` unless every lane holds one block, or other unit, and the token after it."""
+    needed = batch_size * (length + 1)
     if len(tokens) < needed:
         raise UserError(
-            f"the text has {len(tokens):,} tokens; one block of {batch_size} lanes x {block_length} tokens "
-            f"needs {needed:,}: use more text, a smaller batch_size or a smaller block_length"
+            f"the text has {len(tokens):,} tokens; one {unit} of {batch_size} lanes x {length} tokens "
+            f"needs {needed:,}: use more text, a smaller batch_size or a smaller {unit}_length"
         )

@@ -20,15 +20,28 @@ class NgramEmbeddings(nn.Module):
     k_n = (sum_i d_{t-i} m_n^i mod p) mod R, i = 0 ... n - 1, with a prime p far above the R rows of a table.
     Where all n-grams fit into `rows`, each has a row of its own: m_n = V + 1, and R is their number. Else
     they are hashed, for every n with another multiplier: who share a row as pairs part as triples. Tables
-    begin at zero. The state holds the last N - 1 digits d, N the largest of `sizes`.
+    begin at zero. The state holds the last N - 1 digits d, N the largest of `sizes`. Tables may be narrower
+    than the model: then what they say is laid side by side and W [D, N tables x width] makes it as wide.
     """
 
-    def __init__(self, vocabulary_size: int, width: int, *, sizes: Sequence[int], rows: int) -> None:
+    def __init__(
+        self,
+        vocabulary_size: int,
+        width: int,
+        *,
+        sizes: Sequence[int],
+        rows: int,
+        table_width: int | None = None,
+    ) -> None:
         super().__init__()
         digits = vocabulary_size + 1
         self.sizes = tuple(sizes)
         self.multipliers = [digits if digits**n <= rows else pow(ROOT, n, PRIME) for n in sizes]
-        self.tables = nn.ModuleList(nn.Embedding(min(rows, digits**n), width) for n in sizes)
+        table_width = width if table_width is None else table_width
+        self.tables = nn.ModuleList(nn.Embedding(min(rows, digits**n), table_width) for n in sizes)
+        self.widen = None
+        if table_width < width:
+            self.widen = nn.Linear(len(sizes) * table_width, width, bias=False)
         for table in self.tables:
             nn.init.zeros_(table.weight)  # type: ignore[arg-type]
 
@@ -48,7 +61,8 @@ class NgramEmbeddings(nn.Module):
         found = [
             table(rows_BT) for table, rows_BT in zip(self.tables, self._rows(digits_BS, block), strict=True)
         ]
-        return reduce(torch.add, found), State({"before": digits_BS[:, block:]})
+        out_BTD = reduce(torch.add, found) if self.widen is None else self.widen(torch.cat(found, dim=-1))
+        return out_BTD, State({"before": digits_BS[:, block:]})
 
     def _rows(self, digits_BS: Tensor, block: int) -> list[Tensor]:
         """The row of each table for every token of the block that ends with the digits."""

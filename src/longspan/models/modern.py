@@ -5,10 +5,10 @@ Every layer is attention over a memory and then feed-forward, both pre-norm; the
     h = e_token;    h = h + Wo attention(N(h); memory);    h = h + W2 f(W1 N(h));    out = N(h)
 
 N(x) = g x / rms(x). n-grams may add to e_token what it means after the tokens right before it, and a short
-convolution these tokens themselves; attention may get the embeddings once more, as a h + b e / rms(e).
-Queries and keys are normed in every head and then turned by their position; f(x) is relu(x)^2, or another
-one, or silu(W1 x) (V x) in the place of f(W1 x). Scores of words may be kept within a limit: c tanh(s / c). A
-position sees itself, and before it as far as its head's span goes; a text begins with nothing.
+convolution these tokens themselves. Queries and keys are normed in every head and then turned by their
+position; f(x) is relu(x)^2, or another one, or silu(W1 x) (V x) in the place of f(W1 x). Scores of words may
+be kept within a limit: c tanh(s / c). A position sees itself, and before it as far as its head's span goes; a
+text begins with nothing.
 
 Matrices begin as N(0, 1/width) and those that add to the residual stream as zeros: a fresh model is its
 embedding and its head.
@@ -82,7 +82,13 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
     embedding, head = _embedding_and_head(config, vocabulary_size)
     ngrams = None
     if config.ngrams:
-        ngrams = NgramEmbeddings(vocabulary_size, config.width, sizes=config.ngrams, rows=config.ngram_rows)
+        ngrams = NgramEmbeddings(
+            vocabulary_size,
+            config.width,
+            sizes=config.ngrams,
+            rows=config.ngram_rows,
+            table_width=config.ngram_width,
+        )
     return Stack(
         embedding,
         blocks,

@@ -9,7 +9,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from longspan.data import Block, LanePosition, Lanes
+from longspan.data import Block, LanePosition, Lanes, Passages
 
 
 class Ahead:
@@ -20,7 +20,7 @@ class Ahead:
     the thread is raised where its block is asked for. The thread ends with the `with`.
     """
 
-    def __init__(self, lanes: Lanes, most_tokens: int, device: torch.device) -> None:
+    def __init__(self, lanes: Lanes | Passages, most_tokens: int, device: torch.device) -> None:
         """`most_tokens` are those of the largest block."""
         self._lanes, self._most_tokens = lanes, most_tokens
         self._pinned = device.type == "cuda"

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
-from longspan.config import StageConfig
-from longspan.data import Block, Lanes, TokenizedCorpus
+import numpy.typing as npt
+
+from longspan.config import StageConfig, TrainingConfig
+from longspan.data import Block, Lanes, Passages, TokenizedCorpus
 from longspan.evaluation import Score, evaluate
 from longspan.models import LanguageModel
 from longspan.optim import fraction
@@ -53,15 +55,7 @@ class Loop:
         training = self._config.training
         self._device = next(model.parameters()).device
         self._updater = Updater(model, precision=training.precision, micro_batches=training.micro_batches)
-        lanes = Lanes(
-            corpus.splits["train"].tokens,
-            training.batch_size,
-            training.block_length,
-            jitter=training.block_jitter,
-            at_end=training.at_end,
-            seed=training.seed,
-        )
-        self._blocks = Ahead(lanes, training.batch_size * training.block_length, self._device)
+        self._blocks = Ahead(_walk(corpus.splits["train"].tokens, training), training.batch_size * training.block_length, self._device)
         self._average = Average(model, training.average) if training.average else None
         self._health = Health(folder, model)
         self._interrupt = Interrupt()
@@ -311,6 +305,13 @@ class Loop:
             f"{progress.tokens / progress.seconds:,.0f} tokens/s  {duration(left)} of training left",
             progress.seconds / (progress.seconds + left),
         )
+
+
+def _walk(tokens: npt.NDArray[Any], training: TrainingConfig) -> Lanes | Passages:
+    sizes = training.batch_size, training.block_length
+    if training.passage_length is not None:
+        return Passages(tokens, *sizes, training.passage_length, at_end=training.at_end, seed=training.seed)
+    return Lanes(tokens, *sizes, jitter=training.block_jitter, at_end=training.at_end, seed=training.seed)
 
 
 def _figures(score: Score, beside: dict[str, Score]) -> dict[str, Any]:

@@ -1,0 +1,72 @@
+"""A corpus in passages of equal length that are read in random order, B at a time and block by block.
+
+What is read one after the other in a corpus is alike, a file or an article after its neighbour, and so are
+the gradients of a few lanes that read on and on. Passages mix everything within a pass and are still long
+enough to be remembered.
+
+Shapes: B passages side by side (of this process), T tokens of a block.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from longspan.data.lanes import Block, LanePosition, as_block, check_fits
+
+
+class Passages:
+    """A walk like that of `Lanes`, whose position it uses: `offset` counts columns over all passages.
+
+    In every pass the cuts lie elsewhere and the passages come in another order, as seed and pass say. B begin
+    and end together. A pass has what fills them: less than B + 1 passages stay for other passes.
+    """
+
+    start = LanePosition()
+
+    def __init__(
+        self,
+        tokens: npt.NDArray[Any],
+        batch_size: int,
+        block_length: int,
+        passage_length: int,
+        *,
+        at_end: Literal["restart", "stop"] = "restart",
+        seed: int = 0,
+        rows: range | None = None,
+    ) -> None:
+        """`passage_length` is a multiple of `block_length`."""
+        check_fits(tokens, batch_size, passage_length, unit="passage")
+        self._tokens = np.asarray(tokens)  # plain slices of a memory map are cheaper than its own
+        self._batch_size, self._block_length, self._length = batch_size, block_length, passage_length
+        self._at_end = at_end
+        self._seed = seed
+        self._rows = range(batch_size) if rows is None else rows
+        self._begins_of = lru_cache(maxsize=1)(self._draw_begins)
+
+    def next(self, position: LanePosition) -> Block | None:
+        """The block at `position`; nothing when the walk stops at the end and is there."""
+        offset, passes = position.offset, position.passes
+        if offset // self._length == len(self._begins_of(passes)):
+            if self._at_end == "stop":
+                return None
+            offset, passes = 0, passes + 1
+        group, column = divmod(offset, self._length)
+        begins_B = self._begins_of(passes)[group] + column
+        return as_block(
+            [self._tokens[begin : begin + self._block_length + 1] for begin in begins_B[self._rows]],
+            begins=column == 0,
+            position=LanePosition(position.blocks + 1, offset + self._block_length, passes),
+        )
+
+    def _draw_begins(self, passes: int) -> npt.NDArray[np.int64]:
+        """Where the passages of a pass begin, B in a row."""
+        draw = np.random.default_rng([self._seed, passes])
+        spare = len(self._tokens) - 1 - self._batch_size * self._length
+        shift = int(draw.integers(min(self._length, spare + 1)))
+        count = (len(self._tokens) - 1 - shift) // self._length
+        order = draw.permutation(count)[: count // self._batch_size * self._batch_size]
+        return shift + self._length * order.reshape(-1, self._batch_size)
