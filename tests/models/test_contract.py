@@ -93,7 +93,7 @@ VARIANTS: dict[str, ModelConfig] = {
     "modern, long, keys and values": dataclasses.replace(
         MODERN,
         memory="keys-values",
-        span=SpanConfig(limit=400, ramp=3, start=0.02, start_longest=0.9, penalty=0.01, penalty_full=9),
+        span=SpanConfig(limit=400, limit_shortest=9, ramp=3, start=0.9, penalty=0.01, penalty_full=9),
     ),
     "modern, windows": dataclasses.replace(
         MODERN, memory="keys-values", span=SpanConfig(kind="fixed", limit=10, windows=WINDOWS)

@@ -22,23 +22,36 @@ def test_sizes_are_rounded_up_to_steps_that_grow() -> None:
     assert all(length <= rounded_up(length) < length + max(16, length / 8) for length in range(1, 9000))
 
 
-class TestStarts:
+class TestLimits:
     def test_in_geometric_steps(self) -> None:
-        span = LearnedSpan(SpanConfig(limit=1000, ramp=1, start=0.01, start_longest=0.64), 4)
-        torch.testing.assert_close(span.fraction_H.detach(), torch.tensor([0.01, 0.04, 0.16, 0.64]))
-        assert span.sizes_H().tolist() == [11, 41, 161, 641]
-        assert span.windows == (16, 48, 176, 704)  # the sizes follow before the first update
+        span = LearnedSpan(SpanConfig(limit=640, limit_shortest=10, ramp=1, start=0.5), 4)
+        assert span.limits == (10, 40, 160, 640)
+        assert span.caps == (12, 42, 162, 640)  # with the ramp, and one beyond
+        torch.testing.assert_close(span.spans_H().detach(), torch.tensor([5.0, 20.0, 80.0, 320.0]))
+        assert span.sizes_H().tolist() == [6, 21, 81, 321]
+        assert span.windows == (16, 32, 96, 352)  # the sizes follow before the first update
+        with torch.no_grad():
+            span.fraction_H.fill_(1.0)
+        assert span.sizes_H().tolist() == [11, 41, 161, 640]
+
+    def test_the_penalty_counts_tokens(self) -> None:
+        span = LearnedSpan(SpanConfig(limit=640, limit_shortest=10, start=0.5, penalty=0.01), 4)
+        span.penalty().backward()
+        torch.testing.assert_close(span.penalty(), torch.tensor(0.01 * (5 + 20 + 80 + 320) / 4))
+        torch.testing.assert_close(span.fraction_H.grad, 0.01 / 4 * torch.tensor([10.0, 40.0, 160.0, 640.0]))
 
     def test_all_alike(self) -> None:
-        assert LearnedSpan(SpanConfig(start=0.25), 3).fraction_H.tolist() == [0.25] * 3
-        assert LearnedSpan(SpanConfig(start=0.25, start_longest=0.5), 1).fraction_H.tolist() == [0.25]
+        assert LearnedSpan(SpanConfig(limit=80, start=0.25), 3).limits == (80,) * 3
+        assert LearnedSpan(SpanConfig(limit=80, limit_shortest=8, start=0.25), 1).limits == (80,)
 
     @pytest.mark.parametrize(
-        "options", [{"start": 0.0}, {"start": 0.6}, {"start": 0.1, "per": "layer"}], ids=str
+        "options",
+        [{"limit_shortest": 0}, {"limit_shortest": 1025}, {"per": "layer"}, {"kind": "fixed"}],
+        ids=str,
     )
     def test_what_cannot_be_spread_is_refused(self, options: dict) -> None:
-        with pytest.raises(ValueError, match="start_longest"):
-            SpanConfig(start_longest=0.5, **options)
+        with pytest.raises(ValueError, match="limit_shortest"):
+            SpanConfig(**{"limit_shortest": 8} | options)
 
 
 class TestPenalty:
@@ -91,17 +104,20 @@ class TestWindows:
         assert tuple(span.windows_for(9) for span in spans) == self.WINDOWS
         assert [span.memory_length for span in spans] == [20, 7]
 
-    def test_nothing_further_back_counts(self) -> None:
-        model = build(dataclasses.replace(MODERN, span=self.SPAN, num_layers=2), 5).double()
-        block = model.blocks[0]
-        torch.nn.init.normal_(block.out.weight)
+    @pytest.mark.parametrize("memory", ["hidden", "keys-values"])
+    @pytest.mark.parametrize("head, window", [(0, 3), (1, 20)])
+    def test_nothing_further_back_counts(self, memory: str, head: int, window: int) -> None:
+        config = dataclasses.replace(MODERN, span=self.SPAN, num_layers=2, memory=memory)
+        block = build(config, 5).double().blocks[0]
+        with torch.no_grad():
+            block.out.weight[:, head * 4 : head * 4 + 4].normal_()  # all others stay at zero
         x = torch.randn(1, 30, 8, dtype=torch.float64)
         other = x.clone()
         other[:, 5] += 1
         with torch.no_grad():
             whole, changed = (block(h, block.initial_state(1))[0] for h in (x, other))
         moved = (whole != changed).any(-1)[0].nonzero().flatten().tolist()
-        assert moved == list(range(5, 25))
+        assert moved == list(range(5, 5 + window))
 
     def test_it_is_written_and_read(self) -> None:
         config = RunConfig(model=dataclasses.replace(MODERN, span=self.SPAN))

@@ -40,8 +40,8 @@ softcap = 15.0
 [model.span]
 limit = 48
 ramp = 4
-start = 0.1
-start_longest = 0.6
+limit_shortest = 8
+start = 0.6
 penalty = 1e-3
 penalty_from = 4
 penalty_full = 12

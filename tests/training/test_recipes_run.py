@@ -44,6 +44,8 @@ def scaled_down(name: str, text: Path) -> RunConfig:
     model |= {key: size for key, size in SIZES.items() if key in model}
     if "span" in model:
         model["span"] |= {"limit": SIZES["context" if "context" in model else "memory_length"], "ramp": 4}
+        if "limit_shortest" in model["span"]:
+            model["span"]["limit_shortest"] = 5
     words = model.get("vocabulary", {})
     if "cutoffs" in words:
         words["cutoffs"] = [2 * number for number in range(1, len(words["cutoffs"]) + 1)]
@@ -52,6 +54,8 @@ def scaled_down(name: str, text: Path) -> RunConfig:
     if "vocabulary_size" in table["data"].get("tokenizer", {}):
         table["data"]["tokenizer"]["vocabulary_size"] = 280
     table["training"] |= {"batch_size": 4, "block_length": 24, "device": "cpu", "log_every": 1}
+    if "passage_length" in table["training"]:
+        table["training"]["passage_length"] = 48
     table["training"] |= {"evaluate_every": 5, "checkpoint_every": 0, "compile": False}
     table.setdefault("evaluation", {}).update(batch_size=2, max_tokens=100, max_tokens_final=100)
     faster = max(1.0, 0.01 / table["stage"][0]["learning_rate"])  # ten steps of a narrow model

@@ -43,6 +43,7 @@ def set_spans(model: LanguageModel, spans_LH: Sequence[Sequence[int]]) -> None:
     """Give every layer's heads these spans in tokens; heads that share one get the longest."""
     with torch.no_grad():
         for span, tokens in zip(learned_spans(model), spans_LH, strict=True):
-            own = tokens if span.fraction_H.numel() == len(tokens) else [max(tokens)]
-            span.fraction_H.copy_(torch.tensor(own) / span.limit)
+            fractions_H = torch.tensor(tokens) / torch.tensor(span.limits)
+            shared = span.fraction_H.numel() == 1
+            span.fraction_H.copy_(fractions_H.amax(0, keepdim=True) if shared else fractions_H)
     model.after_update()

@@ -22,12 +22,12 @@ class SpanConfig:
         None,
         help="fixed: how far each head of each layer looks, such as [[16, 64], [8, 128]] (default: limit)",
     )
-    start: float = option(0.0, help="learned spans at the start of training, as a fraction of the limit")
-    start_longest: float | None = option(
+    limit_shortest: int | None = option(
         None,
-        help="let the spans of a layer's heads start in geometric steps from start to this fraction of the "
-        "limit (default: all at start)",
+        help="let the limits of a layer's heads rise in geometric steps from this to limit: they look near and "
+        "far from the start, and none remembers beyond its own (default: the same limit for all)",
     )
+    start: float = option(0.0, help="learned spans at the start of training, as a fraction of the limit")
     penalty: float = option(0.0, help="loss per token of mean span in each layer")
     penalty_from: int = option(0, help="updates of the model before the penalty sets in")
     penalty_full: int = option(
@@ -51,12 +51,10 @@ class SpanConfig:
             raise ValueError("limit and ramp must be at least 1")
         if not 0.0 <= self.start <= 1.0:
             raise ValueError("start must lie between 0 and 1")
-        if self.start_longest is not None and not 0.0 < self.start <= self.start_longest <= 1.0:
-            raise ValueError("with start_longest, start must be above 0, and start_longest from there to 1")
-        if self.start_longest is not None and self.per == "layer":
-            raise ValueError(
-                'start_longest is for heads that each have a span: leave it out or use per = "head"'
-            )
+        if self.limit_shortest is not None and not 1 <= self.limit_shortest <= self.limit:
+            raise ValueError(f"limit_shortest must lie between 1 and the limit, {self.limit}")
+        if self.limit_shortest is not None and (self.per == "layer" or self.kind == "fixed"):
+            raise ValueError("limit_shortest is for heads that each learn a span")
         if not self.penalty >= 0.0:
             raise ValueError("penalty must not be negative")
         if self.penalty_from < 0 or (self.penalty_full and self.penalty_full < self.penalty_from):

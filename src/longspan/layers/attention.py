@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from longspan.kernels.linear import FEW, linear
 from longspan.kernels.placing import Placed, place
 from longspan.kernels.span_attention import cuts_windows, head_groups, soft_mask, span_attention
+from longspan.layers import head_memory
 from longspan.layers.block import Block, Step
 from longspan.layers.dropout import dropout
 from longspan.layers.head_rows import of_heads
@@ -48,9 +49,9 @@ class Attention(Block):
     The memory is projected anew with the current weights in every block, for every group of heads as far back
     as it sees. For decoding with fixed weights `decoding_state` replaces it by these keys and values.
 
-    A memory of "keys-values" holds keys and values of all heads as they were when they were read: nothing is
-    projected twice, and in training those of older blocks come from older weights, which learn from them only
-    within their own block.
+    A memory of "keys-values" holds keys and values of every head, as far as it will ever look (`head_memory`)
+    and as they were when they were read: nothing is projected twice, and in training those of older blocks
+    come from older weights, which learn from them only within their own block.
 
     `norm` makes the norm that LN stands for; with `query_key_norm` queries and keys are normed in every head.
     """
@@ -100,12 +101,14 @@ class Attention(Block):
         self.keeps_keys = memory == "keys-values"
 
     def initial_state(self, batch_size: int) -> State:
-        weight = self.query.weight
-        row = (2 * self.num_heads, self.head_width) if self.keeps_keys else weight.shape[1:]
-        memory = {"memory": weight.new_zeros(self.span.memory_length, batch_size, *row).transpose(0, 1)}
+        weight, length = self.query.weight, self.span.memory_length
+        if self.keeps_keys:
+            rows = head_memory.empty(weight, batch_size, self.span.caps, length, self.head_width)
+        else:
+            rows = weight.new_zeros(length, batch_size, weight.shape[1]).transpose(0, 1)
         counters = ["filled"] * self.empty_start + ["read"] * self._positions[0].counts
         none_B = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
-        return State(memory | {name: none_B.clone() for name in counters})
+        return State({"memory": rows} | {name: none_B.clone() for name in counters})
 
     def compile_parts(self) -> None:
         """What comes before the projection and after the sum over heads: between them windows move."""
@@ -151,7 +154,8 @@ class Attention(Block):
             remembered: dict[str, State | Tensor] = {"past": _numbered(map(self._append, past, new, reaches))}
         elif self.keeps_keys:
             in_place = of_heads(new_BTXK, _of_kinds((0, 1), _places(order), self.num_heads), dim=2)
-            remembered = {"memory": self._append(state.tensor("memory"), in_place)}
+            caps, depth = self.span.caps, self.span.memory_length
+            remembered = {"memory": head_memory.appended(state.tensor("memory"), in_place, caps, depth)}
         else:
             # Of what is only projected again, no more needs to be kept than the projection reads.
             new_BTD = h_BTD if self.norm_recalled else x_BTD.to(k_BHTK.dtype)
@@ -165,11 +169,16 @@ class Attention(Block):
 
     def _windows_and_groups(self, block: int, x: Tensor) -> tuple[tuple[int, ...], list[list[int]]]:
         """How far each head is computed on the device of `x`, and which heads are computed together."""
-        nothing_per_distance = self.keeps_keys and not self._positions[0].has_keys
-        if nothing_per_distance and self.span.windows_follow_spans and cuts_windows(x, self.head_width):
-            return (self.span.memory_length,) * self.num_heads, [list(range(self.num_heads))]
+        if self._windows_are_cut_later(x):
+            depth = self.span.memory_length
+            return tuple(min(cap, depth) for cap in self.span.caps), [[head] for head in range(self.num_heads)]
         windows = self.span.windows_for(block)
-        return windows, head_groups(windows)
+        return windows, head_groups(windows, have_spans=self.span.spans_H() is not None)
+
+    def _windows_are_cut_later(self, x: Tensor) -> bool:
+        """Whether nothing is made for a distance but by kernels that see for themselves how far spans go."""
+        nothing_per_distance = self.keeps_keys and not self._positions[0].has_keys
+        return nothing_per_distance and self.span.windows_follow_spans and cuts_windows(x, self.head_width)
 
     def _normed(self, h_BTD: Tensor) -> Tensor:
         """x, as it is multiplied and remembered."""
@@ -211,7 +220,10 @@ class Attention(Block):
     def decoding_state(self, state: State) -> State:
         if self.norm_recalled and not self.empty_start:
             return state  # a text begins with the norm's biases, and not with keys and values of zeros
-        windows, groups = self._windows_and_groups(1, next(iter(state.flatten().values())))
+        some = next(iter(state.flatten().values()))
+        if self._windows_are_cut_later(some):
+            return state  # which has every head's keys and values already
+        windows, groups = self._windows_and_groups(1, some)
         past = self._recall(state, groups, [max(windows[head] for head in heads) for heads in groups])
         return State({"past": _numbered(past)} | self._count(state, new_tokens=0))
 
@@ -244,10 +256,11 @@ class Attention(Block):
         if "past" in state:
             return [state.branch("past").tensor(str(number)) for number in range(len(groups))]
         memory = state.tensor("memory")
-        nears = [_last(memory, reach) for reach in reaches]
         if self.keeps_keys:
-            columns = [_of_kinds((0, 1), heads, self.num_heads) for heads in groups]
-            return [of_heads(near, ours, dim=2) for near, ours in zip(nears, columns, strict=True)]
+            rows = head_memory.by_head(memory, self.span.caps)
+            each = zip(groups, reaches, strict=True)
+            return [head_memory.of_group([rows[head] for head in heads], reach) for heads, reach in each]
+        nears = [_last(memory, reach) for reach in reaches]
         if weights is None:
             both = (self.key.weight, self.value.weight)
             recalled = [torch.cat([self._rows(weight, heads) for weight in both]) for heads in groups]

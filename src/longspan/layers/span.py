@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,8 +40,13 @@ class Span(nn.Module, ABC):
 
     @property
     @abstractmethod
+    def caps(self) -> tuple[int, ...]:
+        """For each head, how many positions before the block it will ever need."""
+
+    @property
+    @abstractmethod
     def memory_length(self) -> int:
-        """How many hidden states before the block must be remembered."""
+        """How many positions before the block must be remembered now."""
 
     @abstractmethod
     def spans_H(self) -> Tensor | None:
@@ -67,6 +73,10 @@ class FixedSpan(Span):
         self._windows = tuple(windows)
 
     @property
+    def caps(self) -> tuple[int, ...]:
+        return self._windows
+
+    @property
     def memory_length(self) -> int:
         return max(self._windows)
 
@@ -86,6 +96,10 @@ class WholeMemory(Span):
         return (self._memory_length + block,) * self._num_heads
 
     @property
+    def caps(self) -> tuple[int, ...]:
+        return (self._memory_length,) * self._num_heads
+
+    @property
     def memory_length(self) -> int:
         return self._memory_length
 
@@ -94,10 +108,10 @@ class WholeMemory(Span):
 
 
 class LearnedSpan(Span):
-    """Adaptive attention span (Sukhbaatar et al., 2019, section 3): head h sees about z_h * limit tokens.
+    """Adaptive attention span (Sukhbaatar et al., 2019, section 3): head h sees about z_h * limit_h tokens.
 
     z in [0, 1] is learned; `fraction_H` holds one of each head, or a single one that the layer's heads share.
-    At the start all are equal, or in geometric steps from the first head's to the last's.
+    The limit is the same for all heads, or rises in geometric steps from the first head's to the last's.
     The penalty is loss per token of mean span; `clamp_and_read` follows each update. A penalty that grows
     counts the updates in a tensor, saved with the weights, so that a run that goes on has the one it had.
     """
@@ -115,9 +129,10 @@ class LearnedSpan(Span):
         self.windows_follow_spans = not self._over_layer
         self._num_heads = num_heads
         self._reading: _Reading | None = None
-        starts = _starts(config, num_heads)
-        self.fraction_H = nn.Parameter(torch.tensor(starts if config.per == "head" else starts[:1]))
-        self.set_fractions(starts)
+        self.limits = _limits(config, num_heads)
+        own = num_heads if config.per == "head" else 1
+        self.fraction_H = nn.Parameter(torch.full((own,), config.start))
+        self.set_fractions([config.start] * num_heads)
         self._free = config.penalty_from
         self._growth = max(0, config.penalty_full - config.penalty_from) + 1
         grows = config.penalty_from or config.penalty_full
@@ -130,6 +145,11 @@ class LearnedSpan(Span):
 
     def windows_for(self, block: int) -> tuple[int, ...]:
         return self.windows
+
+    @property
+    def caps(self) -> tuple[int, ...]:
+        # The soft edge lies beyond the span, and one position beyond that may still pass a gradient.
+        return tuple(min(self.limit, limit + self.ramp + 1) for limit in self.limits)
 
     @property
     def memory_length(self) -> int:
@@ -150,11 +170,11 @@ class LearnedSpan(Span):
         return self.fraction_H.expand(self._num_heads)
 
     def spans_H(self) -> Tensor | None:
-        return self.fractions_H() * self.limit
+        return self._in_tokens(self.fractions_H())
 
     def penalty(self) -> Tensor:
-        """The price of looking far: weight * limit * mean over heads of z, or so far a part of it."""
-        whole = self.penalty_weight * self.limit * self.fraction_H.mean()
+        """The price of looking far: weight * mean over heads of z * limit, or so far a part of it."""
+        whole = self.penalty_weight * self._in_tokens(self.fractions_H()).mean()
         if self.updates is None:
             return whole
         return whole * ((self.updates + 1 - self._free) / self._growth).clamp(0, 1)
@@ -165,25 +185,28 @@ class LearnedSpan(Span):
 
     def sizes_H(self) -> Tensor:
         """How many tokens each head can see, the ramp included."""
-        return (self.fractions_H().detach().double() * self.limit).ceil().add(self.ramp).clamp(max=self.limit)
+        tokens_H = self._in_tokens(self.fractions_H().detach().double())
+        return tokens_H.ceil().add(self.ramp).clamp(max=self.limit)
+
+    def _in_tokens(self, fractions_H: Tensor) -> Tensor:
+        if min(self.limits) == self.limit:
+            return fractions_H * self.limit
+        return fractions_H * _on_device(self.limits, fractions_H.device)
 
     def set_fractions(self, fractions: Sequence[float]) -> None:
         """Derive the integer sizes from z of each head, given on the host."""
-        longest = min(self.limit, math.ceil(max(fractions) * self.limit) + self.ramp)
+        reaches = [math.ceil(z * limit) + self.ramp for z, limit in zip(fractions, self.limits, strict=True)]
+        longest = min(self.limit, max(reaches))
         trimmed = TRIM * (min(self.limit - 1, self.limit - longest) // TRIM)
         layer_window = self.limit - trimmed
         memory_length = layer_window + TRIM
         if self._over_layer:
             self._windows = (layer_window,) * len(fractions)
         else:
-            self._windows = tuple(self._own_window(fraction) for fraction in fractions)
+            # One beyond the last visible position: the mask is 0 there but may still pass a gradient.
+            self._windows = tuple(min(self.limit, rounded_up(reach + 1)) for reach in reaches)
             memory_length = rounded_up(memory_length)
         self._memory_length = self.limit if self._full_memory else min(self.limit, memory_length)
-
-    def _own_window(self, fraction: float) -> int:
-        # One beyond the last visible position: the mask is 0 there but may still pass a gradient.
-        seen = math.ceil(fraction * self.limit) + self.ramp + 1
-        return min(self.limit, rounded_up(seen))
 
 
 def rounded_up(length: int) -> int:
@@ -231,11 +254,18 @@ def _set_sizes(spans: Sequence[LearnedSpan], fractions_LH: Tensor) -> None:
             span.set_fractions(fractions)
 
 
-def _starts(config: SpanConfig, num_heads: int) -> list[float]:
-    """z of each head at the start: start (longest / start)^(h / (H - 1)) for head h of H."""
-    longest = config.start if config.start_longest is None else config.start_longest
-    growth = longest / config.start if config.start else 1.0
-    return [config.start * growth ** (head / max(1, num_heads - 1)) for head in range(num_heads)]
+@cache  # for good: a recorded step knows where they lie
+def _on_device(limits: tuple[int, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # whoever asks first, training will want it too
+        return torch.tensor(limits, device=device)
+
+
+def _limits(config: SpanConfig, num_heads: int) -> tuple[int, ...]:
+    """shortest (limit / shortest)^(h / (H - 1)) for head h of H."""
+    shortest = config.limit if config.limit_shortest is None else config.limit_shortest
+    growth = config.limit / shortest
+    steps = [head / max(1, num_heads - 1) for head in range(num_heads)]
+    return tuple(round(shortest * growth**step) for step in (steps if num_heads > 1 else [1.0]))
 
 
 def build_span(config: SpanConfig, num_heads: int) -> Span:

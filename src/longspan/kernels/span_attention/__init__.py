@@ -67,12 +67,15 @@ def forced(path: Literal["eager", "padded"] | None) -> Iterator[None]:
         _forced.reset(token)
 
 
-def head_groups(windows_H: Sequence[int]) -> list[list[int]]:
+def head_groups(windows_H: Sequence[int], *, have_spans: bool = True) -> list[list[int]]:
     """Which heads to compute together, so that no head pays for one that looks more than twice as far.
 
-    Heads of one group share the longest window among them, and the keys and values projected for it.
+    Heads of one group share the longest window among them, and the keys and values projected for it: their
+    spans hide what is too far. Heads without spans go together only if their windows are equal.
     Windows up to `SHORT` go together: cutting finer costs more in small operations than it saves.
     """
+    if not have_spans:
+        return [[h for h, w in enumerate(windows_H) if w == window] for window in sorted(set(windows_H))]
     if _forced.get() == "padded":
         return [list(range(len(windows_H)))]
     octave = {head: max(window - 1, SHORT - 1).bit_length() for head, window in enumerate(windows_H)}

@@ -1,0 +1,69 @@
+"""Keys and values that heads remember, those of one head after those of the other in a single tensor.
+
+No head remembers further than it may ever look, its cap: a memory of depth m holds the last min(cap, m)
+positions of every head, oldest first. So a head that looks near costs next to nothing, and the number of rows
+alone says how deep a memory is. In memory they lie row by row, all texts of a row together, which is how the
+kernels read them.
+
+Shapes: B batch, R rows of all heads, M rows of one, T block, H heads, G heads of a group, X = 2H or 2G (keys of
+all heads, then their values), K head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def empty(like: Tensor, batch_size: int, caps: Sequence[int], depth: int, head_width: int) -> Tensor:
+    """Zeros, [B, R, 2, K]."""
+    return like.new_zeros(sum(_lengths(caps, depth)), batch_size, 2, head_width).transpose(0, 1)
+
+
+def by_head(memory_BR2K: Tensor, caps: Sequence[int]) -> list[Tensor]:
+    """What every head remembers, [B, M, 2, K]: parts of the memory, not copies."""
+    ends = list(accumulate(_lengths(caps, _depth(memory_BR2K.shape[1], caps)), initial=0))
+    return [memory_BR2K[:, begin:end] for begin, end in pairwise(ends)]
+
+
+def of_group(rows: Sequence[Tensor], reach: int) -> Tensor:
+    """The last `reach` positions of some heads together, or all there are, [B, M, X, K].
+
+    One that remembers less than another gets zeros, where it does not look.
+    """
+    length = min(reach, max(rows_BM2K.shape[1] for rows_BM2K in rows))
+    last = [rows_BM2K[:, max(0, rows_BM2K.shape[1] - length) :] for rows_BM2K in rows]
+    if len(last) == 1:
+        return last[0]
+    as_long = [F.pad(rows_BM2K, (0, 0, 0, 0, length - rows_BM2K.shape[1], 0)) for rows_BM2K in last]
+    return torch.stack(as_long, dim=3).flatten(2, 3)
+
+
+def appended(memory_BR2K: Tensor, new_BTXK: Tensor, caps: Sequence[int], depth: int) -> Tensor:
+    """The memory after a block: of this depth, or as deep as there is something to remember."""
+    old, block = by_head(memory_BR2K, caps), new_BTXK.shape[1]
+    depth = min(depth, _depth(memory_BR2K.shape[1], caps) + block)
+    new_BT2HK = new_BTXK.unflatten(2, (2, len(caps)))
+    after_BR2K = empty(new_BTXK, new_BTXK.shape[0], caps, depth, new_BTXK.shape[-1])
+    for head, rows_BM2K in enumerate(by_head(after_BR2K, caps)):
+        kept = max(0, rows_BM2K.shape[1] - block)
+        rows_BM2K[:, :kept] = old[head][:, old[head].shape[1] - kept :]
+        rows_BM2K[:, kept:] = new_BT2HK[:, block - (rows_BM2K.shape[1] - kept) :, :, head]
+    return after_BR2K
+
+
+def _lengths(caps: Sequence[int], depth: int) -> list[int]:
+    return [min(cap, depth) for cap in caps]
+
+
+def _depth(rows: int, caps: Sequence[int]) -> int:
+    """The depth at which a memory has so many rows."""
+    rising = sorted(caps)
+    for heads, (cap, below) in enumerate(zip(rising, accumulate(rising, initial=0), strict=False)):
+        if rows <= below + cap * (len(caps) - heads):
+            return (rows - below) // (len(caps) - heads)
+    raise ValueError(f"{rows} rows are more than {len(caps)} heads remember")
