@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from longspan.config import ModernConfig, SpanConfig
 from longspan.heads import SoftmaxHead
+from longspan.kernels import span_attention as door
 from longspan.kernels.placing import place
 from longspan.layers.feed_forward import squared_relu
 from longspan.layers.short_convolution import ShortConvolution
@@ -242,6 +243,31 @@ class TestMemories:
         assert not torch.allclose(anew, kept)
         # One token of its own, seen by itself alone in the block: what is left is its own key.
         assert kept.abs().sum() < anew.abs().sum()
+
+    def test_kernels_that_cut_windows_themselves_give_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On a GPU all heads run at once over what each remembers; here Triton's interpreter does."""
+        pytest.importorskip("longspan.kernels.span_attention.fused", reason="needs Triton")
+        span = SpanConfig(limit=40, limit_shortest=5, ramp=4, start=0.6, memory="full")
+        model = lively(dataclasses.replace(CONFIG, memory="keys-values", num_layers=1, span=span)).float()
+        weights = torch.randn(2, 60, D)
+
+        def read() -> list[Tensor]:
+            model.zero_grad()
+            state, out = model.initial_state(2), []
+            for piece, weight in zip(text(60).split(20, 1), weights.split(20, 1), strict=True):
+                hidden, state = model(piece.to(model.embedding.weight.device), state.detach())
+                (hidden * weight.to(hidden.device)).sum().backward()
+                out.append(hidden.detach())
+            return [*out, *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+        expected = read()
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if device.type == "cpu":
+            monkeypatch.setattr(door, "_fused_path", lambda x, head_width: door._kernels())
+        model.to(device)
+        assert model.blocks[0]._windows_are_cut_later(torch.zeros(1, device=device))
+        for found, value in zip(read(), expected, strict=True):
+            torch.testing.assert_close(found.cpu(), value, rtol=1e-4, atol=1e-4)
 
     def test_groups_of_heads_may_change_from_block_to_block(self) -> None:
         span = SpanConfig(limit=600, ramp=2, start=0.01)

@@ -43,14 +43,21 @@ def row(ngrams: NgramEmbeddings, number: int, digits: list[int]) -> int:
     return power_sum % PRIME % ngrams.tables[number].num_embeddings
 
 
+def found_by_hand(ngrams: NgramEmbeddings, number: int, tokens: Tensor) -> Tensor:
+    """What the table of this number says about every token."""
+    n, weight = ngrams.sizes[number], ngrams.tables[number].weight
+    rows = [
+        [
+            row(ngrams, number, [line[s] + 1 if s >= 0 else 0 for s in range(t - n + 1, t + 1)])
+            for t in range(len(line))
+        ]
+        for line in tokens.tolist()
+    ]
+    return weight[torch.tensor(rows)]
+
+
 def by_hand(ngrams: NgramEmbeddings, tokens: Tensor) -> Tensor:
-    out = torch.zeros(*tokens.shape, D, dtype=torch.float64)
-    for b, line in enumerate(tokens.tolist()):
-        for t in range(len(line)):
-            for number, n in enumerate(ngrams.sizes):
-                digits = [line[s] + 1 if s >= 0 else 0 for s in range(t - n + 1, t + 1)]
-                out[b, t] += ngrams.tables[number].weight[row(ngrams, number, digits)]
-    return out
+    return sum(found_by_hand(ngrams, number, tokens) for number in range(len(ngrams.sizes)))
 
 
 @settings(max_examples=30, deadline=None)
@@ -113,6 +120,18 @@ def test_gradients_go_to_the_rows_that_were_read() -> None:
     for table, grad in zip(ngrams.tables, found, strict=True):
         torch.testing.assert_close(grad, table.weight.grad)
         assert (grad == 0).all(1).any()
+
+
+def test_narrow_tables_are_laid_side_by_side_and_widened() -> None:
+    torch.manual_seed(2)
+    ngrams = NgramEmbeddings(V, D, sizes=(2, 3), rows=40, table_width=3).double()
+    for table in ngrams.tables:
+        torch.nn.init.normal_(table.weight)
+    tokens = text(9)
+    side_by_side = torch.cat([found_by_hand(ngrams, number, tokens) for number in (0, 1)], dim=-1)
+    found, _ = ngrams(tokens, ngrams.initial_state(2))
+    torch.testing.assert_close(found, side_by_side @ ngrams.widen.weight.mT)
+    assert ngrams.widen.weight.shape == (D, 6)
 
 
 class TestModel:
@@ -188,6 +207,8 @@ class TestModel:
         ("ngrams=[3,3]", "ngrams must be different numbers"),
         ("ngrams=3", "'model.ngrams' must be a list"),
         ("ngram-rows=0", "ngram_rows must be at least 1"),
+        ("ngram-width=0", "ngram_width must be between 1 and width"),
+        ("ngram-width=1000", "ngram_width must be between 1 and width"),
         ("ngram-rows=2147483648", "ngram_rows must be at least 1 and below"),
     ],
 )

@@ -49,6 +49,7 @@ penalty_full = 12
 [training]
 batch_size = 4
 block_length = 32
+passage_length = 96
 device = "cpu"
 log_every = 5
 evaluate_every = 8

@@ -23,6 +23,8 @@ SIZES = {
     "num_heads": 2,
     "head_width": 6,
     "inner_width": 32,
+    "ngram_rows": 64,
+    "ngram_width": 4,
     "num_slots": 6,
     "memory_length": 20,
     "context": 24,
