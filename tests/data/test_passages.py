@@ -53,8 +53,8 @@ def test_a_pass_reads_passages_from_begin_to_end_and_none_twice(shape, seed):
 def test_less_than_a_batch_and_a_passage_is_left_over(shape):
     batch_size, block_length, blocks, extra = shape
     length = block_length * blocks
-    read = list(walk(passages(shape, at_end="stop")))
-    assert len(read) * batch_size * block_length > batch_size * (length + 1) + extra - (batch_size + 1) * length
+    read = len(list(walk(passages(shape, at_end="stop")))) * batch_size * block_length
+    assert read > batch_size * (length + 1) + extra - (batch_size + 1) * length
 
 
 @settings(max_examples=40, deadline=None)

@@ -134,6 +134,24 @@ def test_narrow_tables_are_laid_side_by_side_and_widened() -> None:
     assert ngrams.widen.weight.shape == (D, 6)
 
 
+def test_in_training_tables_are_silent_about_some_tokens() -> None:
+    torch.manual_seed(2)
+    ngrams = NgramEmbeddings(V, D, sizes=(2, 3), rows=40, dropout=0.25).double()
+    for table in ngrams.tables:
+        torch.nn.init.normal_(table.weight)
+    tokens = text(3000)
+    pairs, triples = (found_by_hand(ngrams, number, tokens) / 0.75 for number in (0, 1))
+    said, _ = ngrams(tokens, ngrams.initial_state(2))
+    silent = 0
+    for pair, triple in ((1, 1), (1, 0), (0, 1), (0, 0)):
+        here = torch.isclose(said, pair * pairs + triple * triples).all(-1)
+        share = 0.75 ** (pair + triple) * 0.25 ** (2 - pair - triple)
+        assert abs(here.double().mean().item() - share) < 0.03
+        silent += here.sum()
+    assert silent == tokens.numel()
+    torch.testing.assert_close(ngrams.eval()(tokens, ngrams.initial_state(2))[0], 0.75 * (pairs + triples))
+
+
 class TestModel:
     def model(self, config: ModernConfig = CONFIG) -> Stack:
         torch.manual_seed(4)
@@ -207,6 +225,7 @@ class TestModel:
         ("ngrams=[3,3]", "ngrams must be different numbers"),
         ("ngrams=3", "'model.ngrams' must be a list"),
         ("ngram-rows=0", "ngram_rows must be at least 1"),
+        ("ngram-dropout=1.0", "ngram_dropout must be at least 0 and below 1"),
         ("ngram-width=0", "ngram_width must be between 1 and width"),
         ("ngram-width=1000", "ngram_width must be between 1 and width"),
         ("ngram-rows=2147483648", "ngram_rows must be at least 1 and below"),

@@ -105,7 +105,7 @@ class TestWindows:
         assert [span.memory_length for span in spans] == [20, 7]
 
     @pytest.mark.parametrize("memory", ["hidden", "keys-values"])
-    @pytest.mark.parametrize("head, window", [(0, 3), (1, 20)])
+    @pytest.mark.parametrize(("head", "window"), [(0, 3), (1, 20)])
     def test_nothing_further_back_counts(self, memory: str, head: int, window: int) -> None:
         config = dataclasses.replace(MODERN, span=self.SPAN, num_layers=2, memory=memory)
         block = build(config, 5).double().blocks[0]

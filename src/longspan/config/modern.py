@@ -38,7 +38,12 @@ class ModernConfig:
         4096, help="rows of the table for each of ngrams, which share them by a hash where they are more"
     )
     ngram_width: int | None = option(
-        None, help="columns of these tables; if fewer than width, a matrix widens all together (default: width)"
+        None, help="columns of these tables; if fewer than width, a matrix widens them (default: width)"
+    )
+    ngram_dropout: float = option(
+        0.0,
+        help="leave each of these tables out of a token with this probability: where a text is read more "
+        "than once, rare n-grams are learned by heart otherwise",
     )
     query_key_norm: bool = option(True, help="norm queries and keys in every head")
     memory: Literal["hidden", "keys-values"] = option(
@@ -74,7 +79,8 @@ class ModernConfig:
             raise ValueError(f"ngram_width must be between 1 and width {self.width}")
         if not self.rotary_base > 1.0:
             raise ValueError("rotary_base must be above 1")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError("dropout must be at least 0 and below 1")
+        for name in ("dropout", "ngram_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} must be at least 0 and below 1")
         if self.softcap is not None and not self.softcap > 0.0:
             raise ValueError("softcap must be above 0")

@@ -171,7 +171,8 @@ class Attention(Block):
         """How far each head is computed on the device of `x`, and which heads are computed together."""
         if self._windows_are_cut_later(x):
             depth = self.span.memory_length
-            return tuple(min(cap, depth) for cap in self.span.caps), [[head] for head in range(self.num_heads)]
+            alone = [[head] for head in range(self.num_heads)]
+            return tuple(min(cap, depth) for cap in self.span.caps), alone
         windows = self.span.windows_for(block)
         return windows, head_groups(windows, have_spans=self.span.spans_H() is not None)
 

@@ -5,8 +5,8 @@ positions of every head, oldest first. So a head that looks near costs next to n
 alone says how deep a memory is. In memory they lie row by row, all texts of a row together, which is how the
 kernels read them.
 
-Shapes: B batch, R rows of all heads, M rows of one, T block, H heads, G heads of a group, X = 2H or 2G (keys of
-all heads, then their values), K head width.
+Shapes: B batch, R rows of all heads, M rows of one, T block, H heads, G heads of a group, X = 2H or 2G (keys
+of all heads, then their values), K head width.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What the last few tokens mean together. Shapes: B batch, T block, D width, N - 1 tokens before a block."""
+"""What the last few tokens mean together.
+
+Shapes: B batch, T block, D width, E width of a table, N - 1 tokens before a block.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
+from longspan.layers.dropout import dropout
 from longspan.state import State
 
 PRIME = 2**31 - 1  # products of two numbers below it are exact in int64, on every device
@@ -22,6 +26,10 @@ class NgramEmbeddings(nn.Module):
     they are hashed, for every n with another multiplier: who share a row as pairs part as triples. Tables
     begin at zero. The state holds the last N - 1 digits d, N the largest of `sizes`. Tables may be narrower
     than the model: then what they say is laid side by side and W [D, N tables x width] makes it as wide.
+
+    In training every table is silent about a token with probability `dropout`. A text that is read a second
+    time finds its own rare n-grams, and what followed them, in the tables: whoever has to do without some of
+    them does not learn to trust that.
     """
 
     def __init__(
@@ -32,8 +40,10 @@ class NgramEmbeddings(nn.Module):
         sizes: Sequence[int],
         rows: int,
         table_width: int | None = None,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        self.dropout = dropout
         digits = vocabulary_size + 1
         self.sizes = tuple(sizes)
         self.multipliers = [digits if digits**n <= rows else pow(ROOT, n, PRIME) for n in sizes]
@@ -59,10 +69,17 @@ class NgramEmbeddings(nn.Module):
         digits_BS = torch.cat([state.tensor("before"), tokens_BT + 1], dim=1)
         block = tokens_BT.shape[1]
         found = [
-            table(rows_BT) for table, rows_BT in zip(self.tables, self._rows(digits_BS, block), strict=True)
+            self._some(table(rows_BT))
+            for table, rows_BT in zip(self.tables, self._rows(digits_BS, block), strict=True)
         ]
         out_BTD = reduce(torch.add, found) if self.widen is None else self.widen(torch.cat(found, dim=-1))
         return out_BTD, State({"before": digits_BS[:, block:]})
+
+    def _some(self, said_BTE: Tensor) -> Tensor:
+        """What a table says, about some of the tokens."""
+        if not (self.training and self.dropout):
+            return said_BTE
+        return said_BTE * dropout(torch.ones_like(said_BTE[..., :1]), self.dropout, training=True)
 
     def _rows(self, digits_BS: Tensor, block: int) -> list[Tensor]:
         """The row of each table for every token of the block that ends with the digits."""

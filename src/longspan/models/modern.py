@@ -88,6 +88,7 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
             sizes=config.ngrams,
             rows=config.ngram_rows,
             table_width=config.ngram_width,
+            dropout=config.ngram_dropout,
         )
     return Stack(
         embedding,

@@ -55,7 +55,8 @@ class Loop:
         training = self._config.training
         self._device = next(model.parameters()).device
         self._updater = Updater(model, precision=training.precision, micro_batches=training.micro_batches)
-        self._blocks = Ahead(_walk(corpus.splits["train"].tokens, training), training.batch_size * training.block_length, self._device)
+        walk = _walk(corpus.splits["train"].tokens, training)
+        self._blocks = Ahead(walk, training.batch_size * training.block_length, self._device)
         self._average = Average(model, training.average) if training.average else None
         self._health = Health(folder, model)
         self._interrupt = Interrupt()
