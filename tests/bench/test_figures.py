@@ -115,6 +115,19 @@ def test_heads_that_share_a_span_get_the_longest():
     assert model.diagnostics()["spans_LH"].tolist() == [[20, 20], [304, 304]]
 
 
+def test_a_profile_rises_where_limits_do():
+    model = build(tiny(limit_shortest=64), 11)
+    set_profile(model, "mine")
+    spans_LH = [span.spans_H().detach().round().tolist() for span in learned_spans(model)]
+    assert spans_LH == [[min(span, limit) for span, limit in zip(sorted(own), (64, 512), strict=True)]
+                        for own in span_profile(2, 2, 512)]  # fmt: skip
+
+
+def test_spans_beyond_a_limit_are_refused():
+    with pytest.raises(UserError, match=r"beyond the limits of the heads, \(64, 512\)"):
+        set_spans(build(tiny(limit_shortest=64), 11), [[65, 100], [8, 8]])
+
+
 def test_a_profile_is_for_learned_spans():
     with pytest.raises(UserError, match="mine has no learned spans"):
         set_profile(build(tiny(kind="fixed"), 11), "mine")

@@ -73,6 +73,16 @@ def test_the_door_is_held_to_a_path_and_let_go(monkeypatch):
     assert taken == [eager, padded, eager, eager, eager]
 
 
+def test_windows_without_spans_stay_what_they_are():
+    span = SpanConfig(kind="fixed", limit=9, windows=((2, 9),))
+    config = AdaptiveSpanConfig(num_layers=1, width=16, num_heads=2, inner_width=32, span=span)
+    model, tokens = build(config, 11).double().eval(), torch.randint(11, (2, 20))
+    expected, _ = model(tokens, model.initial_state(2))
+    with forced("padded"):
+        found, _ = model(tokens, model.initial_state(2))
+    torch.testing.assert_close(found, expected)
+
+
 def test_padded_heads_are_one_group():
     windows = [1, 5000, 200]
     assert len(head_groups(windows)) == 3

@@ -95,6 +95,12 @@ VARIANTS: dict[str, ModelConfig] = {
         memory="keys-values",
         span=SpanConfig(limit=400, limit_shortest=9, ramp=3, start=0.9, penalty=0.01, penalty_full=9),
     ),
+    "modern, limits that rise": dataclasses.replace(
+        MODERN,
+        memory="keys-values",
+        query_key_norm=False,
+        span=SpanConfig(limit=40, limit_shortest=3, ramp=3, start=0.9),
+    ),
     "modern, windows": dataclasses.replace(
         MODERN, memory="keys-values", span=SpanConfig(kind="fixed", limit=10, windows=WINDOWS)
     ),

@@ -227,6 +227,19 @@ class TestMemories:
             torch.testing.assert_close(one, two)
         assert other.branch("blocks").branch("0").tensor("memory").shape == (2, H * LIMIT, 2, K)
 
+    def test_of_heads_with_limits_of_their_own_too(self) -> None:
+        """Without renormalising, whatever is in the softmax of a layer takes its share of every head."""
+        span = SpanConfig(
+            limit=30, limit_shortest=4, ramp=3, start=0.5, softmax_over="layer", renormalise=False
+        )
+        hidden = lively(dataclasses.replace(CONFIG, span=span))
+        kept = lively(dataclasses.replace(CONFIG, span=span, memory="keys-values"))
+        state, other = hidden.initial_state(2), kept.initial_state(2)
+        for piece in text(60).split(9, dim=1):
+            one, state = hidden(piece, state)
+            two, other = kept(piece, other)
+            torch.testing.assert_close(one, two)
+
     def test_older_keys_come_from_older_weights(self) -> None:
         model = lively(dataclasses.replace(CONFIG, memory="keys-values"))
         _, before = model(text(5), model.initial_state(2))

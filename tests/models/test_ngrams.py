@@ -207,6 +207,8 @@ class TestModel:
         more = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in plain.parameters())
         assert more == ((V + 1) ** 2 + 100) * 8
         assert model_flops(model, Shape(2, 5)) == model_flops(plain, Shape(2, 5))
+        narrow = self.model(dataclasses.replace(CONFIG, ngram_width=3))
+        assert model_flops(narrow, Shape(2, 5)) == model_flops(plain, Shape(2, 5)) + 2 * (2 * 3) * PLAIN.width
 
     def test_compiled_it_is_the_same(self) -> None:
         ngrams = lively((2, 3), 40)

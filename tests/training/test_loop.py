@@ -338,6 +338,11 @@ class TestBadInput:
             train(small_config(tmp_path / "short.txt"), tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
+    def test_nor_does_one_smaller_than_a_passage(self, text: Path, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="one passage of .* smaller passage_length"):
+            train(small_config(text, training__passage_length=80_000), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
     def test_held_out_text_too_short_for_its_protocol_is_noticed_before_training(
         self, text: Path, tmp_path: Path
     ) -> None:

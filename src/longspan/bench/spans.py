@@ -31,18 +31,23 @@ def learned_spans(model: LanguageModel) -> list[LearnedSpan]:
 
 
 def set_profile(model: LanguageModel, name: str) -> None:
-    """Set the learned spans of a model to `span_profile`."""
+    """Set the learned spans of a model to `span_profile`; where limits rise, so do the spans of a layer."""
     learned = learned_spans(model)
     if not learned:
         raise UserError(f"{name} has no learned spans: leave out '--spans profile'")
-    heads, limit = learned[0].fractions_H().numel(), learned[0].limit
-    set_spans(model, span_profile(len(learned), heads, limit))
+    limits = learned[0].limits
+    spans_LH = span_profile(len(learned), len(limits), max(limits))
+    if min(limits) < max(limits):
+        spans_LH = [list(map(min, sorted(spans_H), limits)) for spans_H in spans_LH]
+    set_spans(model, spans_LH)
 
 
 def set_spans(model: LanguageModel, spans_LH: Sequence[Sequence[int]]) -> None:
     """Give every layer's heads these spans in tokens; heads that share one get the longest."""
     with torch.no_grad():
         for span, tokens in zip(learned_spans(model), spans_LH, strict=True):
+            if any(own > limit for own, limit in zip(tokens, span.limits, strict=True)):
+                raise UserError(f"spans of {list(tokens)} are beyond the limits of the heads, {span.limits}")
             fractions_H = torch.tensor(tokens) / torch.tensor(span.limits)
             shared = span.fraction_H.numel() == 1
             span.fraction_H.copy_(fractions_H.amax(0, keepdim=True) if shared else fractions_H)

@@ -24,8 +24,8 @@ class SpanConfig:
     )
     limit_shortest: int | None = option(
         None,
-        help="let the limits of a layer's heads rise in geometric steps from this to limit: they look near "
-        "and far from the start, and none remembers beyond its own (default: the same limit for all)",
+        help="let the limits of a layer's heads rise in geometric steps from this to limit: with a start "
+        "above 0 they begin near and far, and none remembers beyond its own (default: one limit for all)",
     )
     start: float = option(0.0, help="learned spans at the start of training, as a fraction of the limit")
     penalty: float = option(0.0, help="loss per token of mean span in each layer")

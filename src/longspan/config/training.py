@@ -133,7 +133,7 @@ class TrainingConfig:
         "0.999 (0: the weights themselves)",
     )
     device: str = option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one")
-    seed: int = option(1, help="seed of initial weights, dropout and block lengths")
+    seed: int = option(1, help="seed of initial weights, dropout, block lengths and the order of passages")
     log_every: int = option(50, help="steps between two lines of metrics")
     evaluate_every: int = option(1000, help="steps between two evaluations; 0 for none until the end")
     checkpoint_every: int = option(1000, help="steps between two checkpoints; 0 for none until the end")

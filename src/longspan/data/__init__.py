@@ -1,4 +1,4 @@
-"""Text as models read it: named corpora, tokenizers, token files and lanes."""
+"""Text as models read it: named corpora, tokenizers, token files, lanes and passages."""
 
 from longspan.data.lanes import Block, LanePosition, Lanes, check_fits
 from longspan.data.passages import Passages

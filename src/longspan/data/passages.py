@@ -9,6 +9,7 @@ Shapes: B passages side by side (of this process), T tokens of a block.
 
 from __future__ import annotations
 
+import random
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -50,7 +51,7 @@ class Passages:
     def next(self, position: LanePosition) -> Block | None:
         """The block at `position`; nothing when the walk stops at the end and is there."""
         offset, passes = position.offset, position.passes
-        if offset // self._length == len(self._begins_of(passes)):
+        if offset // self._length >= len(self._begins_of(passes)):
             if self._at_end == "stop":
                 return None
             offset, passes = 0, passes + 1
@@ -64,9 +65,10 @@ class Passages:
 
     def _draw_begins(self, passes: int) -> npt.NDArray[np.int64]:
         """Where the passages of a pass begin, B in a row."""
-        draw = np.random.default_rng([self._seed, passes])
+        draw = random.Random(f"{self._seed}/{passes}")
         spare = len(self._tokens) - 1 - self._batch_size * self._length
-        shift = int(draw.integers(min(self._length, spare + 1)))
-        count = (len(self._tokens) - 1 - shift) // self._length
-        order = draw.permutation(count)[: count // self._batch_size * self._batch_size]
-        return shift + self._length * order.reshape(-1, self._batch_size)
+        shift = draw.randrange(min(self._length, spare + 1))
+        order = list(range((len(self._tokens) - 1 - shift) // self._length))
+        draw.shuffle(order)
+        groups = len(order) // self._batch_size
+        return shift + self._length * np.array(order[: groups * self._batch_size]).reshape(groups, -1)

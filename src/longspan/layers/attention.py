@@ -78,6 +78,8 @@ class Attention(Block):
         super().__init__()
         if empty_start and not sees_itself:
             raise ValueError("the first position of a text that begins with nothing must see itself")
+        if memory == "keys-values" and not empty_start:
+            raise ValueError("zeros are no keys and values: a text must begin with nothing")
         self.num_heads = num_heads
         self.head_width = head_width or width // num_heads
         inner_width = num_heads * self.head_width
@@ -174,7 +176,15 @@ class Attention(Block):
             alone = [[head] for head in range(self.num_heads)]
             return tuple(min(cap, depth) for cap in self.span.caps), alone
         windows = self.span.windows_for(block)
-        return windows, head_groups(windows, have_spans=self.span.spans_H() is not None)
+        if not self.keeps_keys:
+            return windows, head_groups(windows, have_spans=self.span.is_soft)
+        caps = self.span.caps
+        windows = tuple(map(min, windows, caps))
+        return windows, [
+            [heads[place] for place in group]
+            for heads in _alike(caps)
+            for group in head_groups([windows[head] for head in heads], have_spans=self.span.is_soft)
+        ]
 
     def _windows_are_cut_later(self, x: Tensor) -> bool:
         """Whether nothing is made for a distance but by kernels that see for themselves how far spans go."""
@@ -332,6 +342,11 @@ class Attention(Block):
 def _last(x_BMX: Tensor, rows: int) -> Tensor:
     """The last so many rows, or all if there are fewer; none at all for 0."""
     return x_BMX[:, max(0, x_BMX.shape[1] - rows) :]
+
+
+def _alike(numbers: Sequence[int]) -> list[list[int]]:
+    """The places of every number that is there."""
+    return [[place for place, x in enumerate(numbers) if x == number] for number in sorted(set(numbers))]
 
 
 def _places(order: list[int]) -> list[int]:

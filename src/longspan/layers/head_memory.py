@@ -16,7 +16,6 @@ from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 
 def empty(like: Tensor, batch_size: int, caps: Sequence[int], depth: int, head_width: int) -> Tensor:
@@ -31,16 +30,9 @@ def by_head(memory_BR2K: Tensor, caps: Sequence[int]) -> list[Tensor]:
 
 
 def of_group(rows: Sequence[Tensor], reach: int) -> Tensor:
-    """The last `reach` positions of some heads together, or all there are, [B, M, X, K].
-
-    One that remembers less than another gets zeros, where it does not look.
-    """
-    length = min(reach, max(rows_BM2K.shape[1] for rows_BM2K in rows))
-    last = [rows_BM2K[:, max(0, rows_BM2K.shape[1] - length) :] for rows_BM2K in rows]
-    if len(last) == 1:
-        return last[0]
-    as_long = [F.pad(rows_BM2K, (0, 0, 0, 0, length - rows_BM2K.shape[1], 0)) for rows_BM2K in last]
-    return torch.stack(as_long, dim=3).flatten(2, 3)
+    """The last `reach` positions of heads with one cap together, or all there are, [B, M, X, K]."""
+    last = [rows_BM2K[:, max(0, rows_BM2K.shape[1] - reach) :] for rows_BM2K in rows]
+    return last[0] if len(last) == 1 else torch.stack(last, dim=3).flatten(2, 3)
 
 
 def appended(memory_BR2K: Tensor, new_BTXK: Tensor, caps: Sequence[int], depth: int) -> Tensor:
@@ -48,7 +40,8 @@ def appended(memory_BR2K: Tensor, new_BTXK: Tensor, caps: Sequence[int], depth: 
     old, block = by_head(memory_BR2K, caps), new_BTXK.shape[1]
     depth = min(depth, _depth(memory_BR2K.shape[1], caps) + block)
     new_BT2HK = new_BTXK.unflatten(2, (2, len(caps)))
-    after_BR2K = empty(new_BTXK, new_BTXK.shape[0], caps, depth, new_BTXK.shape[-1])
+    size = (sum(_lengths(caps, depth)), new_BTXK.shape[0], 2, new_BTXK.shape[-1])
+    after_BR2K = new_BTXK.new_empty(size).transpose(0, 1)
     for head, rows_BM2K in enumerate(by_head(after_BR2K, caps)):
         kept = max(0, rows_BM2K.shape[1] - block)
         rows_BM2K[:, :kept] = old[head][:, old[head].shape[1] - kept :]

@@ -10,8 +10,8 @@ from functools import reduce
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from longspan.layers.dropout import dropout
 from longspan.state import State
 
 PRIME = 2**31 - 1  # products of two numbers below it are exact in int64, on every device
@@ -25,7 +25,7 @@ class NgramEmbeddings(nn.Module):
     Where all n-grams fit into `rows`, each has a row of its own: m_n = V + 1, and R is their number. Else
     they are hashed, for every n with another multiplier: who share a row as pairs part as triples. Tables
     begin at zero. The state holds the last N - 1 digits d, N the largest of `sizes`. Tables may be narrower
-    than the model: then what they say is laid side by side and W [D, N tables x width] makes it as wide.
+    than the model: what they say is laid side by side, and a matrix that begins as N(0, 1/columns) widens it.
 
     In training every table is silent about a token with probability `dropout`. A text that is read a second
     time finds its own rare n-grams, and what followed them, in the tables: whoever has to do without some of
@@ -52,6 +52,7 @@ class NgramEmbeddings(nn.Module):
         self.widen = None
         if table_width < width:
             self.widen = nn.Linear(len(sizes) * table_width, width, bias=False)
+            nn.init.normal_(self.widen.weight, std=self.widen.in_features**-0.5)
         for table in self.tables:
             nn.init.zeros_(table.weight)  # type: ignore[arg-type]
 
@@ -69,17 +70,11 @@ class NgramEmbeddings(nn.Module):
         digits_BS = torch.cat([state.tensor("before"), tokens_BT + 1], dim=1)
         block = tokens_BT.shape[1]
         found = [
-            self._some(table(rows_BT))
+            F.dropout1d(table(rows_BT), self.dropout, self.training)  # of all that is said about a token
             for table, rows_BT in zip(self.tables, self._rows(digits_BS, block), strict=True)
         ]
         out_BTD = reduce(torch.add, found) if self.widen is None else self.widen(torch.cat(found, dim=-1))
         return out_BTD, State({"before": digits_BS[:, block:]})
-
-    def _some(self, said_BTE: Tensor) -> Tensor:
-        """What a table says, about some of the tokens."""
-        if not (self.training and self.dropout):
-            return said_BTE
-        return said_BTE * dropout(torch.ones_like(said_BTE[..., :1]), self.dropout, training=True)
 
     def _rows(self, digits_BS: Tensor, block: int) -> list[Tensor]:
         """The row of each table for every token of the block that ends with the digits."""

@@ -1,8 +1,9 @@
-"""Where a head may look: the same distance for all heads, or learned spans.
+"""Where a head may look: a window that stays, or a learned span.
 
-A span module answers three questions: how far each head must be computed (`windows_for`), how much must be
-remembered (`memory_length`), and which soft edge the kernel applies (`spans_H`, `ramp`). The first two are
-plain integers. After every update they are sent for, and whoever asks for them first waits until they arrive.
+A span module says how far each head must be computed now (`windows_for`) and how far it may ever look
+(`caps`), how much must be remembered (`memory_length`), and which soft edge the kernel applies (`spans_H`,
+`ramp`). All but the last are plain integers. After every update they are sent for, and whoever asks for them
+first waits until they arrive.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Span(nn.Module, ABC):
 
     ramp: int = 1
     renormalise: bool = True
+    is_soft: bool = False
+    """Whether heads have spans, with a soft edge, and not only windows."""
     windows_follow_spans: bool = False
     """Whether a head's window may be cut to what its span lets through."""
 
@@ -116,6 +119,7 @@ class LearnedSpan(Span):
     counts the updates in a tensor, saved with the weights, so that a run that goes on has the one it had.
     """
 
+    is_soft = True
     updates: Tensor | None
 
     def __init__(self, config: SpanConfig, num_heads: int) -> None:
@@ -148,6 +152,8 @@ class LearnedSpan(Span):
 
     @property
     def caps(self) -> tuple[int, ...]:
+        if self._over_layer:
+            return (self.limit,) * self._num_heads
         # The soft edge lies beyond the span, and one position beyond that may still pass a gradient.
         return tuple(min(self.limit, limit + self.ramp + 1) for limit in self.limits)
 
@@ -263,9 +269,8 @@ def _on_device(limits: tuple[int, ...], device: torch.device) -> Tensor:
 def _limits(config: SpanConfig, num_heads: int) -> tuple[int, ...]:
     """shortest (limit / shortest)^(h / (H - 1)) for head h of H."""
     shortest = config.limit if config.limit_shortest is None else config.limit_shortest
-    growth = config.limit / shortest
-    steps = [head / max(1, num_heads - 1) for head in range(num_heads)]
-    return tuple(round(shortest * growth**step) for step in (steps if num_heads > 1 else [1.0]))
+    fall = (config.limit / shortest) ** (1 / max(1, num_heads - 1))
+    return tuple(round(config.limit / fall**further) for further in reversed(range(num_heads)))
 
 
 def build_span(config: SpanConfig, num_heads: int) -> Span:

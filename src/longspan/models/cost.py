@@ -37,7 +37,8 @@ def model_flops(model: LanguageModel, shape: Shape) -> float:
     """FLOPs per token of a whole model; of a supernet, with all candidates of every block."""
     if not isinstance(model, Stack):
         return flops(model, shape)
-    return sum(flops(part, shape) for part in (model.embedding, *model.blocks, model.head))
+    ngrams = [] if model.ngrams is None else [model.ngrams]
+    return sum(flops(part, shape) for part in (model.embedding, *ngrams, *model.blocks, model.head))
 
 
 @singledispatch

@@ -25,8 +25,8 @@ def build_optimizers(
 ) -> list[Optimizer]:
     """The optimizers of a stage; between them they hold every trainable parameter once, but those `without`.
 
-    Only the matrices inside the blocks decay. Every group remembers its highest rate as `peak`, which
-    `set_rate` scales.
+    Only matrices of linear and recurrent layers decay, and not the head's. Every group remembers its highest
+    rate as `peak`, which `set_rate` scales.
     """
     rate = stage.learning_rate
     elsewhere = {id(p) for p in without}
@@ -86,7 +86,7 @@ def _span_parameters(model: LanguageModel) -> list[nn.Parameter]:
 
 
 def _block_matrices(model: LanguageModel) -> list[nn.Parameter]:
-    """Weights that multiply hidden states inside blocks: no embeddings, head, norms, biases, spans."""
+    """Matrices of linear and recurrent layers: no embeddings, head, norms, biases, spans."""
     head = {id(p) for p in model.head.parameters()}
     kinds = (nn.Linear, nn.RNNBase)
     layers = [module for module in model.modules() if isinstance(module, kinds)]

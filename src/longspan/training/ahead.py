@@ -13,16 +13,16 @@ from longspan.data import Block, LanePosition, Lanes, Passages
 
 
 class Ahead:
-    """`Lanes.next`, one block ahead: while a block is trained on, a thread prepares the one after it.
+    """`next` of a walk through the text, one block ahead: while a step runs, a thread prepares the next.
 
     For a GPU blocks lie in pinned memory, from where it fetches them while the host goes on. A block that was
     not foreseen, such as the first after a rehearsal, is prepared when it is asked for. What goes wrong in
     the thread is raised where its block is asked for. The thread ends with the `with`.
     """
 
-    def __init__(self, lanes: Lanes | Passages, most_tokens: int, device: torch.device) -> None:
+    def __init__(self, walk: Lanes | Passages, most_tokens: int, device: torch.device) -> None:
         """`most_tokens` are those of the largest block."""
-        self._lanes, self._most_tokens = lanes, most_tokens
+        self._walk, self._most_tokens = walk, most_tokens
         self._pinned = device.type == "cuda"
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="blocks-ahead")
         self._foreseen: tuple[LanePosition, Future[Block | None]] | None = None
@@ -36,7 +36,7 @@ class Ahead:
         self._thread.shutdown(cancel_futures=True)
 
     def next(self, position: LanePosition) -> Block | None:
-        """The block at `position`, as the lanes have it."""
+        """The block at `position`, as the walk has it."""
         if self._foreseen is None or self._foreseen[0] != position:
             self._foresee(position)
         assert self._foreseen is not None
@@ -52,7 +52,7 @@ class Ahead:
         self._foreseen = position, self._thread.submit(self._prepared, position, memory)
 
     def _prepared(self, position: LanePosition, memory: Tensor | None) -> Block | None:
-        block = self._lanes.next(position)
+        block = self._walk.next(position)
         if block is None or memory is None:
             return block
         both_2BT = memory[: 2 * block.tokens_BT.numel()].view(2, *block.tokens_BT.shape)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from longspan.config import RunConfig
+from longspan.config import RunConfig, TrainingConfig
 from longspan.data import TokenizedCorpus, check_fits, corpora, prepare, registry
 from longspan.errors import UserError
 from longspan.evaluation.protocols import PROTOCOLS
@@ -37,7 +37,7 @@ def train(
     device = pick_device(config.training.device)  # a wrong name shows now, not after minutes of preparing
     with reporter or Reporter() as reporter:
         corpus = prepare(config.data, progress=reporter.say)
-        check_fits(corpus.splits["train"], config.training.batch_size, config.training.block_length)
+        _check_fits(config.training, corpus)
         _check_can_be_scored(config, corpus)
         with torch.device("meta"):  # a model that does not fit the vocabulary leaves no folder behind
             build_run(config, corpus.tokenizer.vocabulary_size)
@@ -78,6 +78,14 @@ def _anchored(config: RunConfig) -> RunConfig:
         return config
     place = str(Path(corpus).expanduser().absolute())
     return replace(config, data=replace(config.data, corpus=place))
+
+
+def _check_fits(training: TrainingConfig, corpus: TokenizedCorpus) -> None:
+    text, lanes = corpus.splits["train"], training.batch_size
+    if training.passage_length is None:
+        check_fits(text, lanes, training.block_length)
+    else:
+        check_fits(text, lanes, training.passage_length, unit="passage")
 
 
 def _check_can_be_scored(config: RunConfig, corpus: TokenizedCorpus) -> None:

@@ -70,9 +70,9 @@ def forced(path: Literal["eager", "padded"] | None) -> Iterator[None]:
 def head_groups(windows_H: Sequence[int], *, have_spans: bool = True) -> list[list[int]]:
     """Which heads to compute together, so that no head pays for one that looks more than twice as far.
 
-    Heads of one group share the longest window among them, and the keys and values projected for it: their
-    spans hide what is too far. Heads without spans go together only if their windows are equal.
-    Windows up to `SHORT` go together: cutting finer costs more in small operations than it saves.
+    Windows up to `SHORT` go together: cutting finer costs more in small operations than it saves. Heads of
+    one group share the longest window among them, and the keys and values projected for it: their spans hide
+    what is too far. Heads without spans go together only if their windows are equal.
     """
     if not have_spans:
         return [[h for h, w in enumerate(windows_H) if w == window] for window in sorted(set(windows_H))]
@@ -133,21 +133,20 @@ def span_attention(
         "spans_H": spans_H,
         **shared,
     }
-    if _forced.get() == "padded":
-        return padded.span_attention(q_BHTK, k_BHTK, v_BHTK, dropout=dropout, **heads_together)
     fused = _fused_path(q_BHTK, q_BHTK.shape[-1])
     if fused is not None:
         more = {"dropout": dropout, "windows_follow_spans": windows_follow_spans}
         return fused.span_attention(q_BHTK, k_BHTK, v_BHTK, **more, **heads_together)
     if q_BHTK.shape[2] == 1 and dropout == 0 and _forced.get() is None and not torch.is_grad_enabled():
         return single.span_attention(q_BHTK, k_BHTK, v_BHTK, **heads_together)
+    path = padded if _forced.get() == "padded" else eager
     out, start = [], 0
     for kv_BMXK in past:
         past_k_BGMK, past_v_BGMK = kv_BMXK.transpose(1, 2).chunk(2, dim=1)
         heads = slice(start, start + past_k_BGMK.shape[1])
         shared_keys = position_keys is None or position_keys.dim() == 2
         out.append(
-            eager.span_attention(
+            path.span_attention(
                 q_BHTK[:, heads],
                 torch.cat([past_k_BGMK, k_BHTK[:, heads]], dim=2),
                 torch.cat([past_v_BGMK, v_BHTK[:, heads]], dim=2),

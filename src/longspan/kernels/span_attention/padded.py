@@ -1,7 +1,8 @@
 """Span attention as the original code computes it: what benchmarks compare the other paths with.
 
-All heads get the longest window among them, scores of all T x (W + T) pairs of a query and a key are made and
-kept, and moved from key layout to distance layout and back by copies. Gradients come from autograd.
+Heads share a window, all of a layer if they have spans. Scores of all T x (W + T) pairs of a query and a key
+are made and kept, and moved from key layout to distance layout and back by copies. Gradients come from
+autograd.
 
 Shapes: as in the package, and N = B x H (heads count as batch), R rows before the block that anybody sees,
 S = R + T, X = W + P.
@@ -10,7 +11,6 @@ S = R + T, X = W + P.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -22,11 +22,10 @@ from longspan.kernels.span_attention.queries import biased, position_queries
 
 def span_attention(
     q_BHTK: Tensor,
-    k_BHTK: Tensor,
-    v_BHTK: Tensor,
+    k_BHSK: Tensor,
+    v_BHSK: Tensor,
     *,
-    past: Sequence[Tensor],
-    windows: Sequence[int],
+    window: int,
     position_keys: Tensor | None = None,
     content_bias_HK: Tensor | None = None,
     position_bias_HK: Tensor | None = None,
@@ -39,16 +38,10 @@ def span_attention(
     first_distance: int = 1,
     dropout: float = 0.0,
 ) -> Tensor:
-    """As the door says, for heads that all are in one group."""
-    (kv_BMXK,) = past
+    """As `eager.span_attention` says, and with its arguments."""
     heads, block, width = q_BHTK.shape[1:]
-    window = max(windows)
-    past_k_BHMK, past_v_BHMK = kv_BMXK.transpose(1, 2).chunk(2, dim=1)
-    reach = window - 1 + first_distance
-    k_NSK, v_NSK = (
-        torch.cat([_last_rows(old.flatten(0, 1), reach), new.flatten(0, 1)], dim=1)
-        for old, new in ((past_k_BHMK, k_BHTK), (past_v_BHMK, v_BHTK))
-    )
+    seen = window - 1 + first_distance + block
+    k_NSK, v_NSK = (_last_rows(x_BHSK.flatten(0, 1), seen) for x_BHSK in (k_BHSK, v_BHSK))
     content_q_BHTK = biased(q_BHTK, content_bias_HK)
     scores_NTX = _by_distance(content_q_BHTK.flatten(0, 1) @ k_NSK.mT, window)
     if position_keys is not None:
