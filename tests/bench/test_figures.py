@@ -119,8 +119,7 @@ def test_a_profile_rises_where_limits_do():
     model = build(tiny(limit_shortest=64), 11)
     set_profile(model, "mine")
     spans_LH = [span.spans_H().detach().round().tolist() for span in learned_spans(model)]
-    assert spans_LH == [[min(span, limit) for span, limit in zip(sorted(own), (64, 512), strict=True)]
-                        for own in span_profile(2, 2, 512)]  # fmt: skip
+    assert spans_LH == [list(map(min, sorted(own), (64, 512))) for own in span_profile(2, 2, 512)]
 
 
 def test_spans_beyond_a_limit_are_refused():
