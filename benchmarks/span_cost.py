@@ -130,7 +130,7 @@ def main() -> None:
     table = recipes.load(options.recipe)
     table["training"] |= {
         name: getattr(options, name) for name in ("batch_size", "block_length", "precision")
-    } | {"micro_batches": 1}
+    } | {"micro_batches": 1, "passage_length": None}
     device = pick_device(options.device)
     watch = Stopwatch(schema.read(RunConfig, table), device, options.steps)
     figures = measure(watch) | {"options": vars(options) | {"out": str(options.out)}}

@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> None:
     benches = []
     for name in args.recipes or [recipes.DEFAULT]:
         table = recipes.load(name)
+        table.get("training", {}).pop("passage_length", None)  # tokens are random, and blocks of any length
         apply(table, options.items())
         config = read(RunConfig, table)
         vocabulary_size = known_vocabulary_size(config.data) or BYTES
