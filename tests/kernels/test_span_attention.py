@@ -249,3 +249,12 @@ def test_head_groups_hold_every_head_once_and_nobody_pays_double(windows):
     for heads in groups:
         reach = [windows[head] for head in heads]
         assert max(reach) <= max(2 * min(reach), door.SHORT)
+
+
+@given(st.lists(st.tuples(st.integers(1, 500), st.integers(1, 3)), min_size=1, max_size=12))
+def test_heads_of_different_kinds_never_go_together(heads):
+    windows, kinds = zip(*heads, strict=True)
+    groups = head_groups(windows, kinds_H=kinds)
+    assert sorted(head for group in groups for head in group) == list(range(len(heads)))
+    assert all(len({kinds[head] for head in group}) == 1 for group in groups)
+    assert len(groups) <= len(set(kinds)) * len(head_groups(windows))

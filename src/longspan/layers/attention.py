@@ -175,16 +175,12 @@ class Attention(Block):
             depth = self.span.memory_length
             alone = [[head] for head in range(self.num_heads)]
             return tuple(min(cap, depth) for cap in self.span.caps), alone
-        windows = self.span.windows_for(block)
-        if not self.keeps_keys:
-            return windows, head_groups(windows, have_spans=self.span.is_soft)
-        caps = self.span.caps
-        windows = tuple(map(min, windows, caps))
-        return windows, [
-            [heads[place] for place in group]
-            for heads in _alike(caps)
-            for group in head_groups([windows[head] for head in heads], have_spans=self.span.is_soft)
-        ]
+        windows, caps = self.span.windows_for(block), self.span.caps
+        if self.keeps_keys:
+            windows = tuple(map(min, windows, caps))
+        # Where no span hides what is too far, or it was not remembered, heads must look equally far.
+        exact = self.keeps_keys or not self.span.is_soft
+        return windows, head_groups(windows, kinds_H=caps if exact else None)
 
     def _windows_are_cut_later(self, x: Tensor) -> bool:
         """Whether nothing is made for a distance but by kernels that see for themselves how far spans go."""
@@ -342,11 +338,6 @@ class Attention(Block):
 def _last(x_BMX: Tensor, rows: int) -> Tensor:
     """The last so many rows, or all if there are fewer; none at all for 0."""
     return x_BMX[:, max(0, x_BMX.shape[1] - rows) :]
-
-
-def _alike(numbers: Sequence[int]) -> list[list[int]]:
-    """The places of every number that is there."""
-    return [[place for place, x in enumerate(numbers) if x == number] for number in sorted(set(numbers))]
 
 
 def _places(order: list[int]) -> list[int]:

@@ -67,20 +67,18 @@ def forced(path: Literal["eager", "padded"] | None) -> Iterator[None]:
         _forced.reset(token)
 
 
-def head_groups(windows_H: Sequence[int], *, have_spans: bool = True) -> list[list[int]]:
+def head_groups(windows_H: Sequence[int], *, kinds_H: Sequence[int] | None = None) -> list[list[int]]:
     """Which heads to compute together, so that no head pays for one that looks more than twice as far.
 
     Windows up to `SHORT` go together: cutting finer costs more in small operations than it saves. Heads of
     one group share the longest window among them, and the keys and values projected for it: their spans hide
-    what is too far. Heads without spans go together only if their windows are equal.
+    what is too far. Heads of different kinds never go together.
     """
-    if not have_spans:
-        return [[h for h, w in enumerate(windows_H) if w == window] for window in sorted(set(windows_H))]
-    if _forced.get() == "padded":
-        return [list(range(len(windows_H)))]
-    octave = {head: max(window - 1, SHORT - 1).bit_length() for head, window in enumerate(windows_H)}
-    by_octave = sorted(octave, key=lambda head: (octave[head], head))
-    return [list(heads) for _, heads in groupby(by_octave, key=octave.__getitem__)]
+    padded_all = _forced.get() == "padded"
+    octaves_H = [0 if padded_all else max(window - 1, SHORT - 1).bit_length() for window in windows_H]
+    alike_H = list(zip(octaves_H, kinds_H or [0] * len(windows_H), strict=True))
+    heads = sorted(range(len(windows_H)), key=alike_H.__getitem__)
+    return [list(group) for _, group in groupby(heads, key=alike_H.__getitem__)]
 
 
 def cuts_windows(x: Tensor, head_width: int) -> bool:
