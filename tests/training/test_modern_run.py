@@ -12,6 +12,7 @@ import torch
 
 from longspan.cli import main
 from longspan.config import RunConfig
+from longspan.models.stack import Stack
 from longspan.runs import RunFolder
 from longspan.training import Interrupted, resume, train
 
@@ -34,6 +35,7 @@ memory = "keys-values"
 feed_forward = "swiglu"
 ngrams = [2, 3]
 ngram_rows = 300
+ngram_dropout = 0.4
 tied = true
 softcap = 15.0
 
@@ -72,8 +74,10 @@ max_tokens_final = 200
 
 @pytest.fixture
 def toml(tmp_path: Path, text: Path) -> Path:
-    path = tmp_path / "modern.toml"
-    path.write_text(CONFIG.format(text=text))
+    """Of a text that is read twice: the split for training has 12 blocks of 4 x 32."""
+    path, short = tmp_path / "modern.toml", tmp_path / "text.txt"
+    short.write_bytes(text.read_bytes()[:2000])
+    path.write_text(CONFIG.format(text=short))
     return path
 
 
@@ -102,6 +106,18 @@ def test_it_trains_from_a_file(tmp_path: Path, toml: Path, capsys: pytest.Captur
     assert "exists already" in capsys.readouterr().err
 
 
+def test_the_model_hears_how_often_the_text_was_read(
+    tmp_path: Path, toml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(Stack, "begin_pass", lambda self, number: told.append(number))
+    config = RunConfig.from_toml(toml.read_bytes(), str(toml))
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "run", reporter=Signals("train step 15 ", signal.SIGINT))
+    resume(tmp_path / "run")
+    assert told == [0] * 12 + [1] * 8
+
+
 @pytest.mark.parametrize(
     ("device", "precision"),
     [
@@ -121,6 +137,6 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     train(config, whole)
     with pytest.raises(Interrupted):
-        train(config, stopped, reporter=Signals("train step 9 ", signal.SIGINT))
+        train(config, stopped, reporter=Signals("train step 15 ", signal.SIGINT))
     resume(stopped)
     assert outcome(stopped) == outcome(whole)

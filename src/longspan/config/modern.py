@@ -42,8 +42,8 @@ class ModernConfig:
     )
     ngram_dropout: float = option(
         0.0,
-        help="leave each of these tables out of a token with this probability: where a text is read more "
-        "than once, rare n-grams are learned by heart otherwise",
+        help="leave each of these tables out of a token with this probability, from the second pass through "
+        "the text on: rare n-grams are learned by heart otherwise",
     )
     query_key_norm: bool = option(True, help="norm queries and keys in every head")
     memory: Literal["hidden", "keys-values"] = option(

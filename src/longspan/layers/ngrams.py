@@ -10,7 +10,6 @@ from functools import reduce
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from longspan.state import State
 
@@ -27,9 +26,9 @@ class NgramEmbeddings(nn.Module):
     begin at zero. The state holds the last N - 1 digits d, N the largest of `sizes`. Tables may be narrower
     than the model: what they say is laid side by side, and a matrix that begins as N(0, 1/columns) widens it.
 
-    In training every table is silent about a token with probability `dropout`. A text that is read a second
-    time finds its own rare n-grams, and what followed them, in the tables: whoever has to do without some of
-    them does not learn to trust that.
+    A text that is read a second time finds its own rare n-grams, and what followed them, in the tables. So in
+    training, from the second pass on, every table is silent about a token with probability `dropout`: whoever
+    has to do without some of them does not learn to trust that.
     """
 
     def __init__(
@@ -44,6 +43,9 @@ class NgramEmbeddings(nn.Module):
     ) -> None:
         super().__init__()
         self.dropout = dropout
+        # On the device, where a recorded step finds it whenever it is replayed.
+        self.silence: Tensor
+        self.register_buffer("silence", torch.zeros(()), persistent=False)
         digits = vocabulary_size + 1
         self.sizes = tuple(sizes)
         self.multipliers = [digits if digits**n <= rows else pow(ROOT, n, PRIME) for n in sizes]
@@ -62,6 +64,10 @@ class NgramEmbeddings(nn.Module):
             {"before": torch.zeros(batch_size, max(self.sizes) - 1, dtype=torch.long, device=device)}
         )
 
+    def begin_pass(self, number: int) -> None:
+        """Passes count from 0: what is read for the first time cannot be known by heart."""
+        self.silence.fill_(self.dropout if number > 0 else 0.0)
+
     def compile_parts(self) -> None:
         """The arithmetic. Tables are left to torch, which adds up their gradients in one order always."""
         self._rows = torch.compile(self._rows)  # type: ignore[method-assign]
@@ -69,12 +75,18 @@ class NgramEmbeddings(nn.Module):
     def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
         digits_BS = torch.cat([state.tensor("before"), tokens_BT + 1], dim=1)
         block = tokens_BT.shape[1]
-        found = [
-            F.dropout1d(table(rows_BT), self.dropout, self.training)  # of all that is said about a token
-            for table, rows_BT in zip(self.tables, self._rows(digits_BS, block), strict=True)
-        ]
+        rows = self._rows(digits_BS, block)
+        found = [table(rows_BT) for table, rows_BT in zip(self.tables, rows, strict=True)]
+        if self.training and self.dropout > 0:
+            found = self._silenced(found)
         out_BTD = reduce(torch.add, found) if self.widen is None else self.widen(torch.cat(found, dim=-1))
         return out_BTD, State({"before": digits_BS[:, block:]})
+
+    def _silenced(self, found: list[Tensor]) -> list[Tensor]:
+        """What is not left out counts for as much more."""
+        draws_BT = (torch.rand(table_BTE.shape[:2], device=table_BTE.device) for table_BTE in found)
+        said_BT = ((draw_BT >= self.silence) / (1 - self.silence) for draw_BT in draws_BT)
+        return [table_BTE * s_BT[..., None] for table_BTE, s_BT in zip(found, said_BT, strict=True)]
 
     def _rows(self, digits_BS: Tensor, block: int) -> list[Tensor]:
         """The row of each table for every token of the block that ends with the digits."""

@@ -58,6 +58,9 @@ class LanguageModel(nn.Module, ABC):
         """Named terms added to the training loss and to nothing else."""
         return {}
 
+    def begin_pass(self, number: int) -> None:
+        """Called before every training step: the text is read for the first time (0), the second (1) ..."""
+
     def after_update(self) -> None:
         """Called once after every optimizer step: project parameters, refresh what is derived from them."""
 

@@ -92,6 +92,10 @@ class Stack(LanguageModel):
         if self.ngrams is not None:
             self.ngrams.compile_parts()
 
+    def begin_pass(self, number: int) -> None:
+        if self.ngrams is not None:
+            self.ngrams.begin_pass(number)
+
     def decoding_state(self, state: State) -> State:
         blocks = state.branch("blocks")
         prepared = self._each_block(lambda block, name: block.decoding_state(blocks.branch(name)))

@@ -147,6 +147,7 @@ class Loop:
         stage, progress = self._stage, self._progress
         if block.begins:
             self._state = self._model.initial_state(block.tokens_BT.shape[0])
+        self._model.begin_pass(block.position.passes)
         part = fraction(stage, progress.stage_step + 1, progress.stage_seconds)
         progress.learning_rate = stage.learning_rate * part
         clip_norm = 0.0 if stage.optimizer == "adagrad" else stage.clip_norm  # adagrad clips on its own

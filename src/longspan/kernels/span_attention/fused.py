@@ -33,12 +33,13 @@ from longspan.kernels.span_attention.queries import position_queries
 
 LARGEST_HEAD = 128
 
-# Found by trying on an H200, in half precision and heads of 64: with a table of distances, and without.
-TILES = {
-    "forward": ((64, 64, 4, 3), (64, 32, 4, 3)),
-    "queries": ((64, 32, 4, 3), (64, 32, 4, 3)),
-    "keys": ((64, 64, 4, 2), (64, 64, 4, 3)),
-    "slots": ((64, 64, 4, 3), (64, 64, 4, 3)),
+# Found by trying on an H200, in half precision and heads of 64: queries and keys of a tile, warps, stages of the
+# pipeline, and where it helps the most registers of a thread, so that four programs share a multiprocessor.
+TILES: dict[str, tuple[int, ...]] = {
+    "forward": (64, 32, 4, 3, 128),
+    "queries": (64, 32, 4, 3, 128),
+    "keys": (64, 64, 4, 2),
+    "slots": (64, 64, 4, 3),
 }
 
 # Of what is fixed when a kernel is compiled, what matters to slots: they have no distance.
@@ -199,7 +200,7 @@ class _SpanAttention(torch.autograd.Function):
         if position_keys is not None:
             keys = _moved(position_keys.to(asked.dtype), layout, options.first_distance)
             table = _distance_table(asked, keys, layout)
-        tile = _tiles("forward", q_BHTK, table)
+        tile = _tiles("forward", q_BHTK)
         kernels.forward_kernel[(triton.cdiv(block, tile["BM"]), batch * heads)](
             q_BHTK, k_BHTK, v_BHTK, past, table, slot_k_HPK, slot_v_HPK, content_bias_HK, out_BHTK, lse_BHT,
             layout.heads, spans_H, filled_B, seed,
@@ -237,7 +238,7 @@ class _SpanAttention(torch.autograd.Function):
         dpast = torch.empty_like(past) if wants_past else None
         numbers = _numbers(width, options)
         constants = _constants(q_BHTK, position_keys, spans_H, filled_B, options)
-        tile = _tiles("queries", q_BHTK, table)
+        tile = _tiles("queries", q_BHTK)
         query_tiles = triton.cdiv(block, tile["BM"])
         dspans = q_BHTK.new_empty(heads, batch, query_tiles, dtype=torch.float32)
         content_q_BHTK, dbiases = q_BHTK, None
@@ -252,7 +253,7 @@ class _SpanAttention(torch.autograd.Function):
             HAS_SLOTS=num_slots > 0, WHOLE_SLOTS=_whole_tiles(slot_k_HPK, tile),
             HAS_BIAS=dbiases is not None, FIRST=options.first_distance,
         )  # fmt: skip
-        tile = _tiles("keys", q_BHTK, table)
+        tile = _tiles("keys", q_BHTK)
         key_tiles = triton.cdiv(block, tile["BN"])
         if wants_past:
             key_tiles += triton.cdiv(layout.longest_reach, tile["BN"])
@@ -265,7 +266,7 @@ class _SpanAttention(torch.autograd.Function):
         )  # fmt: skip
         dslot_k = dslot_v = None
         if slot_k_HPK is not None and slot_v_HPK is not None:
-            tile = _tiles("slots", q_BHTK, table)
+            tile = _tiles("slots", q_BHTK)
             slot_tiles = triton.cdiv(num_slots, tile["BN"])
             parts = min(batch, max(1, 1024 // (slot_tiles * heads)))
             lanes = triton.cdiv(batch, parts)
@@ -467,8 +468,7 @@ def _whole_tiles(slot_k_HPK: Tensor | None, tile: dict[str, int]) -> bool:
     return slot_k_HPK is not None and slot_k_HPK.shape[1] % tile["BN"] == 0
 
 
-def _tiles(kernel: str, q_BHTK: Tensor, table: Tensor | None) -> dict[str, int]:
-    """Queries and keys of a tile, warps, and stages of the pipeline."""
-    names = ("BM", "BN", "num_warps", "num_stages")
+def _tiles(kernel: str, q_BHTK: Tensor) -> dict[str, int]:
+    names = ("BM", "BN", "num_warps", "num_stages", "maxnreg")
     small = q_BHTK.dtype == torch.float32 or q_BHTK.shape[-1] > 64
-    return dict(zip(names, (32, 32, 4, 2) if small else TILES[kernel][table is None], strict=True))
+    return dict(zip(names, (32, 32, 4, 2) if small else TILES[kernel], strict=False))
