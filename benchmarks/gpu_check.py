@@ -32,6 +32,7 @@ TESTS = [
     "tests/training/test_graphs.py",
     "tests/training/test_gpu.py",
     "tests/using/test_generation.py",
+    "tests/bench/test_cli.py",
 ]
 
 

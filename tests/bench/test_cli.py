@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from longspan.bench import machine, measure
 from longspan.cli import main
@@ -39,6 +40,14 @@ def test_a_table_and_all_figures(tmp_path, capsys):
     assert [len(steps["seconds"]) for steps in figures["steps"]] == [2, 2]
     assert len(figures["decoding"]["seconds"]) == 4
     assert figures["mean_window"] > 48
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_steps_are_recorded(capsys):
+    assert main(["bench", *TINY, "--device", "cuda", "--training.precision", "bf16", "--decode"]) == 0
+    shown = capsys.readouterr().out
+    assert "times as fast as the reference path" in shown
+    assert "quickstart: decodes" in shown
 
 
 def test_a_broken_path_gets_no_speed(tmp_path, monkeypatch, capsys):

@@ -80,24 +80,33 @@ def _results(
     model: LanguageModel, way: Way, block_BT: Tensor, state: State, precision: Precision
 ) -> dict[str, Tensor]:
     """Hidden states and every gradient of the summed loss."""
-    device = block_BT.device
     recorded = RecordedModel(model) if way.recorded else None
     for _ in range(STEADY + 1 if recorded else 1):  # the last is a replay
         model.zero_grad()
-        if recorded is None:
-            with way.attention(), autocast(device, precision):
-                hidden_BTD, _ = model(block_BT[:, :-1], state)
-        else:
-            hidden_BTD, _ = recorded(block_BT[:, :-1], state, autocast(device, precision))
-        with autocast(device, precision):
-            nats = model.head.nll(hidden_BTD, block_BT[:, 1:]).sum()
-        nats.backward()
+        hidden_BTD = _there_and_back(recorded or model, way, block_BT, state, precision)
     gradients = {
         f"the gradient of {name}": parameter.grad.clone()
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }
-    return {"the output": hidden_BTD.detach().clone(), **gradients}
+    return {"the output": hidden_BTD, **gradients}
+
+
+def _there_and_back(
+    model: LanguageModel | RecordedModel, way: Way, block_BT: Tensor, state: State, precision: Precision
+) -> Tensor:
+    """Hidden states. Nothing here keeps a graph: torch could not record while the one before is alive."""
+    cast = autocast(block_BT.device, precision)
+    if isinstance(model, RecordedModel):
+        hidden_BTD, _ = model(block_BT[:, :-1], state, cast)
+        head = model.model.head
+    else:
+        with way.attention(), cast:
+            hidden_BTD, _ = model(block_BT[:, :-1], state)
+        head = model.head
+    with cast:
+        head.nll(hidden_BTD, block_BT[:, 1:]).sum().backward()
+    return hidden_BTD.detach().clone()
 
 
 def _without_dropout(model: nn.Module) -> None:
