@@ -5,7 +5,7 @@ Shapes: B batch, T block, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -61,63 +61,66 @@ def generate(
 class Decoder:
     """Reads single tokens, one after another for each row of a batch, going on from a state.
 
-    Small operations would take longest. On a CPU a stack of blocks does as few as it can. On a GPU a step
-    takes longer to launch than to compute. Once the shapes of the state stay the same it is recorded as a
-    CUDA graph that carries the state in its own memory, and replayed for every further token.
+    Small operations would take longest, so a stack of blocks does as few as it can. On a GPU even those take
+    longer to launch than to compute: a step is recorded as a CUDA graph, and replayed for every further
+    token. Other models are read as always, and recorded once the shapes of their state stay the same.
     """
 
     def __init__(self, model: LanguageModel, state: State) -> None:
-        self._model = model
+        self._model, self._state = model, state
         self._step: Step | None = None
-        if isinstance(model, Stack) and not model.training and _on_cpu(state):
+        self._recording: _Recording | None = None
+        self._steady = False
+        device = next(model.parameters()).device.type
+        if isinstance(model, Stack) and not model.training and not torch.is_autocast_enabled(device):
             with torch.inference_mode():
                 self._step = model.step_from(state)
-            return
-        self._state = model.decoding_state(state)
-        self._recording: _RecordedStep | None = None
-        self._steady = False
+        if self._step is None:
+            self._state = model.decoding_state(state)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def read(self, tokens_B1: Tensor) -> Tensor:
         """Log-probabilities of what follows; they hold until the next call."""
-        if self._step is not None:
-            with torch.inference_mode():
-                hidden_1BD = self._step(tokens_B1.t())
-                return self._model.head.log_probs(hidden_1BD)[0]
         if self._recording is None and self._steady:
-            self._recording = _RecordedStep(self._model, tokens_B1, self._state)
+            self._state = self._state.map(torch.clone)
+            self._recording = _Recording(self._next if self._step is None else self._launch, tokens_B1)
         if self._recording is not None:
             return self._recording(tokens_B1)
+        if self._step is not None:
+            self._steady = _on_gpu(tokens_B1)  # from the second token on: the first one compiles
+            return self._launch(tokens_B1)
         log_probs_BV, after = _read(self._model, tokens_B1, self._state)
         can_be_recorded = _on_gpu(tokens_B1) and self._model.shape_key(after) is not None
         self._steady = can_be_recorded and _shapes(after) == _shapes(self._state)
         self._state = after
         return log_probs_BV
 
+    def _launch(self, tokens_B1: Tensor) -> Tensor:
+        assert self._step is not None
+        return self._model.head.log_probs(self._step(tokens_B1.t()))[0]
 
-class _RecordedStep:
-    """One step from a state to the next, in the place of the first."""
+    def _next(self, tokens_B1: Tensor) -> Tensor:
+        """From a state to the next, in the place of the first."""
+        log_probs_BV, after = _read(self._model, tokens_B1, self._state)
+        leaves = after.flatten()
+        for name, leaf in self._state.flatten().items():
+            leaf.copy_(leaves[name])
+        return log_probs_BV
 
-    def __init__(self, model: LanguageModel, tokens_B1: Tensor, state: State) -> None:
-        self.tokens_B1, self.state = tokens_B1.clone(), state.map(torch.clone)
+
+class _Recording:
+    """What `read` does with tokens, to be replayed."""
+
+    def __init__(self, read: Callable[[Tensor], Tensor], tokens_B1: Tensor) -> None:
+        self.tokens_B1 = tokens_B1.clone()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.log_probs_BV, after = _read(model, self.tokens_B1, self.state)
-            leaves = after.flatten()
-            for name, leaf in self.state.flatten().items():
-                leaf.copy_(leaves[name])
+            self.log_probs_BV = read(self.tokens_B1)
 
     def __call__(self, tokens_B1: Tensor) -> Tensor:
         self.tokens_B1.copy_(tokens_B1)
         self.graph.replay()
         return self.log_probs_BV
-
-
-def _on_cpu(state: State) -> bool:
-    """And not for autocast to decide."""
-    return all(leaf.device.type == "cpu" for leaf in state.flatten().values()) and not (
-        torch.is_autocast_enabled("cpu")
-    )
 
 
 def _on_gpu(x: Tensor) -> bool:

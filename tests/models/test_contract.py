@@ -359,7 +359,8 @@ def test_hooks(model):
 
 def test_every_weight_is_stored_once(model):
     stored = model.state_dict()
-    assert stored.keys() == dict(model.named_parameters()).keys() | dict(model.named_buffers()).keys()
+    everything = dict(model.named_parameters()).keys() | dict(model.named_buffers()).keys()
+    assert everything - stored.keys() <= {"ngrams.silence"}  # which is set before every step of training
     assert len({weight.data_ptr() for weight in stored.values()}) == len(stored)
 
 

@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from longspan.generation import Decoder
+from longspan.kernels import span_attention
 from longspan.kernels.linear import VERY_FEW
+from longspan.kernels.span_attention import fused, recordable
 from longspan.layers import span_step
+from longspan.layers.attention import Attention
 from longspan.layers.span_step import SpanStep, step_groups
 from longspan.models import Stack
 
-from .test_contract import NAMES, VOCABULARY, equal, make, random_tokens, snapshot, warm_state
+from .test_contract import NAMES, VARIANTS, VOCABULARY, equal, make, random_tokens, snapshot, warm_state
 
 
 @pytest.mark.parametrize("batch", [1, VERY_FEW + 1])
@@ -27,6 +30,35 @@ def test_reads_what_the_model_reads(variant: str, batch: int) -> None:
         found_BV = decoder.read(tokens_B1)
         assert found_BV.shape == (batch, VOCABULARY)
         torch.testing.assert_close(found_BV, expected_BTV[:, 0], rtol=1e-8, atol=1e-9)
+    assert equal(state, before)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
+@pytest.mark.parametrize(
+    "variant", [name for name in VARIANTS if not name.startswith(("sha-rnn", "gpt")) and "zeros" not in name]
+)
+def test_on_a_gpu_steps_read_what_the_model_reads(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter does it. Parts are so short that there are several."""
+    model = make(variant).float()
+    assert isinstance(model, Stack)
+    carried = state = warm_state(model, 2)
+    tokens, expected = random_tokens(2, 9).split(1, dim=1), []
+    with torch.no_grad():
+        for tokens_B1 in tokens:
+            expected_BTV, carried = model.log_probs(tokens_B1, carried)
+            expected.append(expected_BTV[:, 0])
+        monkeypatch.setattr(recordable, "PART", 4)
+        monkeypatch.setattr(recordable, "TILE", 2)
+        monkeypatch.setattr(span_attention, "_fused_path", lambda *_: fused)
+        before, decoder = snapshot(state), Decoder(model, state)
+        assert decoder._step is not None
+        attended, attend = [], recordable.OneToken.attend
+        monkeypatch.setattr(
+            recordable.OneToken, "attend", lambda self, *qkv: attended.append(1) or attend(self, *qkv)
+        )
+        for tokens_B1, expected_BV in zip(tokens, expected, strict=True):
+            torch.testing.assert_close(decoder.read(tokens_B1), expected_BV, rtol=1e-4, atol=1e-5)
+    assert len(attended) == 9 * sum(isinstance(block, Attention) for block in model.blocks)
     assert equal(state, before)
 
 

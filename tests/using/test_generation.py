@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,8 +14,7 @@ from torch import Tensor
 from longspan import generation
 from longspan.errors import UserError
 from longspan.generation import generate, sample, sampling_distribution
-from longspan.models import LanguageModel
-from longspan.state import State
+from longspan.models import LanguageModel, Stack
 from tests.using.tiny import tiny_model
 
 PROBS = torch.tensor([[0.1, 0.4, 0.2, 0.3]])
@@ -186,27 +185,28 @@ def test_mistakes_of_the_caller() -> None:
         next(generate(tiny_model(20).train(), PROMPT, tokens=1))
 
 
-def test_a_step_is_recorded_once_shapes_are_steady(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_step", [True, False])
+def test_a_step_is_recorded_once(has_step: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which steps are launched and which replayed, with a recording that only counts."""
 
     class Counting:
         made = 0
 
-        def __init__(self, model: LanguageModel, tokens_B1: Tensor, state: State) -> None:
+        def __init__(self, read: Callable[[Tensor], Tensor], _: Tensor) -> None:
             Counting.made += 1
-            self.model, self.state = model, state
+            self.read = read
 
         def __call__(self, tokens_B1: Tensor) -> Tensor:
-            log_probs_BV, self.state = generation._read(self.model, tokens_B1, self.state)
-            return log_probs_BV
+            return self.read(tokens_B1)
 
     model = tiny_model()
     tokens = torch.tensor([[3], [1]])
     plain = generation.Decoder(model, model.initial_state(2))
     expected = [plain.read(tokens) for _ in range(5)]
-    monkeypatch.setattr(generation, "_RecordedStep", Counting)
+    monkeypatch.setattr(generation, "_Recording", Counting)
     monkeypatch.setattr(generation, "_on_gpu", lambda _: True)
-    monkeypatch.setattr(generation, "_on_cpu", lambda _: False)
+    if not has_step:
+        monkeypatch.setattr(Stack, "step_from", lambda *_: None)
     decoder = generation.Decoder(model, model.initial_state(2))
     found = [decoder.read(tokens) for _ in range(5)]
     assert Counting.made == 1
@@ -225,7 +225,7 @@ def test_elsewhere_decoding_goes_through_the_models_own_form_of_the_state(
         return original(state)
 
     monkeypatch.setattr(model, "decoding_state", noticed)
-    monkeypatch.setattr(generation, "_on_cpu", lambda _: False)
+    monkeypatch.setattr(Stack, "step_from", lambda *_: None)
     list(generate(model, PROMPT, tokens=3))
     assert len(asked) == 1
 
@@ -242,9 +242,10 @@ def test_replayed_steps_are_the_launched_ones_on_cuda() -> None:
     model = tiny_model().cuda()
     tokens_BT = torch.randint(model.vocabulary_size, (2, 40), device="cuda")
     decoder = generation.Decoder(model, model.initial_state(2))
+    assert decoder._step is not None
     state = model.decoding_state(model.initial_state(2))
     for tokens_B1 in tokens_BT.split(1, dim=1):
         with torch.no_grad():
             expected_BV, state = generation._read(model, tokens_B1, state)
-        assert torch.equal(decoder.read(tokens_B1), expected_BV)
+        torch.testing.assert_close(decoder.read(tokens_B1), expected_BV, rtol=1e-4, atol=1e-4)
     assert decoder._recording is not None

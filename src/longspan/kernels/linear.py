@@ -33,11 +33,11 @@ def linear(x: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor
 
 
 class FixedProduct:
-    """W x + b for a few rows on a CPU at the speed of reading W, prepared for many calls.
+    """W x + b for a few rows at the speed of reading W, prepared for many calls.
 
-    The library gives such a product to one processor. Here W is cut into pieces, each for its part of the
-    result, and products of several matrices are divided among all processors. W stands first: the library
-    then reads its rows as they lie.
+    On a CPU the library gives such a product to one processor. Here W is cut into pieces, each for its part
+    of the result, and products of several matrices are divided among all processors. W stands first: the
+    library then reads its rows as they lie.
     """
 
     def __init__(self, weight_ED: Tensor, bias_E: Tensor | None = None) -> None:
@@ -49,7 +49,7 @@ class FixedProduct:
 
     def __call__(self, x_1ND: Tensor) -> Tensor:
         """[1, N, E]"""
-        if x_1ND.shape[1] > VERY_FEW:
+        if x_1ND.shape[1] > VERY_FEW or x_1ND.is_cuda:
             return linear(x_1ND, self._weight_ED, self._bias_E)
         x_CDN = x_1ND.expand(self._weight_CED.shape[0], -1, -1).mT
         if self._bias_CE1 is None:

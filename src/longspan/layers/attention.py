@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from longspan.kernels.linear import FEW, linear
 from longspan.kernels.placing import Placed, place
-from longspan.kernels.span_attention import cuts_windows, head_groups, soft_mask, span_attention
+from longspan.kernels.span_attention import cuts_windows, head_groups, one_token, soft_mask, span_attention
 from longspan.layers import head_memory
 from longspan.layers.block import Block, Step
 from longspan.layers.dropout import dropout
@@ -234,10 +234,13 @@ class Attention(Block):
         past = self._recall(state, groups, [max(windows[head] for head in heads) for heads in groups])
         return State({"past": _numbered(past)} | self._count(state, new_tokens=0))
 
-    def step_from(self, state: State) -> Step:
+    def step_from(self, state: State) -> Step | None:
+        if cuts_windows(self.query.weight, self.head_width):
+            return self._recordable_step(state)
         positions, spans_H = self._positions[0], self.span.spans_H()
         plain = not self.sees_itself and self.slots is None and self.query_key_norm is None
-        exact = self.query.weight.dtype in (torch.float32, torch.float64)
+        weight = self.query.weight
+        exact = weight.dtype in (torch.float32, torch.float64) and weight.device.type == "cpu"
         if spans_H is None or not (self.span.renormalise and plain and exact and "memory" in state):
             return super().step_from(state)
         if not isinstance(positions, LearnedDistanceKeys):
@@ -255,6 +258,40 @@ class Attention(Block):
         qkv = torch.cat([self._rows(layer.weight, order) for layer in (self.query, self.key, self.value)])
         out = self._rows(self.out.weight.mT, order).mT.contiguous()
         return SpanStep(remembering, qkv, out, norm=self.norm, norm_first=self.norm_first)
+
+    def _recordable_step(self, state: State) -> Step | None:
+        if "memory" not in state or (self.norm_recalled and not self.empty_start):
+            return None  # a memory like that is no keys and values: see `decoding_state`
+        windows, order = self.span.windows_for(1), list(range(self.num_heads))
+        if self.keeps_keys:
+            windows = tuple(map(min, windows, self.span.caps))
+        terms, spans_H = self._positions[0].terms(1, max(windows), order), self.span.spans_H()
+        keys, to_keys_HKD = terms.distance_keys, terms.distance_map_HKD
+        remembered = one_token(
+            past=self._recall(state, [[head] for head in order], list(windows)),
+            windows=windows,
+            position_keys=keys if keys is None or to_keys_HKD is None else keys @ to_keys_HKD.mT,
+            content_bias_HK=terms.content_bias_HK,
+            position_bias_HK=terms.distance_bias_HK,
+            filled_B=state.tensor("filled") if self.empty_start else None,
+            first_distance=0 if self.sees_itself else 1,
+            slots=None if self.slots is None else self.slots.of(order),
+            spans_H=spans_H,
+            ramp=self.span.ramp,
+            renormalise=self.span.renormalise,
+        )
+        qkv = torch.cat([self.query.weight, self.key.weight, self.value.weight])
+        read = State({"read": state.tensor("read").clone()} if self._positions[0].counts else {})
+
+        def step(h_1BD: Tensor) -> Tensor:
+            rows_1BRK = torch.unflatten(linear(self._normed(h_1BD), qkv), -1, (-1, self.head_width))
+            placed = self._placed(rows_1BRK.transpose(0, 1).contiguous(), read, order)
+            found_BHK = remembered.attend(*(x_BTHK.squeeze(1) for x_BTHK in placed[:3]))
+            for count_B in read.flatten().values():
+                count_B += 1
+            return self._joined(h_1BD, self.out(found_BHK.flatten(1)[None]))
+
+        return step
 
     def _recall(
         self, state: State, groups: list[list[int]], reaches: list[int], weights: _Weights | None = None

@@ -37,16 +37,19 @@ class Block(nn.Module, ABC):
         """The same state in the form that makes single tokens cheap while the weights stay fixed."""
         return state
 
-    def step_from(self, state: State) -> Step:
-        """`forward` for single tokens on a CPU, going on from a state and keeping it to itself.
+    def step_from(self, state: State) -> Step | None:
+        """`forward` for single tokens, going on from a state and keeping it to itself.
 
-        For evaluation while the weights stay fixed: what does not depend on the token may be prepared.
+        For evaluation while the weights stay fixed: what does not depend on the token may be prepared. On a
+        GPU a step can be recorded: all that it keeps stays where it is. None where there is no such step.
         """
         return carried(self, self.decoding_state(state))
 
 
-def carried(read: Callable[[Tensor, State], tuple[Tensor, State]], state: State) -> Step:
-    """The step that keeps the state of a block, or of a model, from one call to the next."""
+def carried(read: Callable[[Tensor, State], tuple[Tensor, State]], state: State) -> Step | None:
+    """The step that keeps the state of a block, or of a model, from one call to the next; none on a GPU."""
+    if any(leaf.is_cuda for leaf in state.flatten().values()):
+        return None
 
     def step(x_1B: Tensor) -> Tensor:
         nonlocal state

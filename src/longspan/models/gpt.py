@@ -80,7 +80,7 @@ class StackInContexts(Stack):
     def shape_key(self, state: State) -> Hashable | None:
         return super().shape_key(state) if _all_begin(state) else None
 
-    def step_from(self, state: State) -> Step:
+    def step_from(self, state: State) -> Step | None:
         return carried(self, self.decoding_state(state))
 
     def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:

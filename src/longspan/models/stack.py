@@ -101,16 +101,21 @@ class Stack(LanguageModel):
         prepared = self._each_block(lambda block, name: block.decoding_state(blocks.branch(name)))
         return State({**state, "blocks": prepared})
 
-    def step_from(self, state: State) -> Step:
-        """`forward` for single tokens on a CPU, tokens_1B -> hidden_1BD; see `Block.step_from`."""
+    def step_from(self, state: State) -> Step | None:
+        """`forward` for single tokens, tokens_1B -> hidden_1BD; see `Block.step_from`."""
         blocks = state.branch("blocks")
         named = ((name, block) for name, block in self.blocks.named_children() if isinstance(block, Block))
-        steps = [block.step_from(blocks.branch(name)) for name, block in named]
+        found = [block.step_from(blocks.branch(name)) for name, block in named]
+        steps = [through for through in found if through is not None]
+        if len(steps) < len(found):
+            return None
+        kept = State({name: part for name, part in state.items() if name != "blocks"}).map(torch.clone)
 
         def step(tokens_1B: Tensor) -> Tensor:
-            nonlocal state
-            h_B1D, read = self._embedded(tokens_1B.transpose(0, 1), state)
-            state = State(read)
+            h_B1D, read = self._embedded(tokens_1B.transpose(0, 1), kept)
+            after = State(read).flatten()
+            for name, leaf in kept.flatten().items():
+                leaf.copy_(after[name])
             h_1BD = h_B1D.transpose(0, 1)
             for through in steps:
                 h_1BD = through(h_1BD)

@@ -24,7 +24,8 @@ Not renormalised, a longer window leaves less for the span.
 window; `single.py` is that for one query per text, in decoding; `fused.py` runs all heads at once on a GPU;
 `padded.py` is the original's way, for comparison. A block that is a whole text, seen by all heads without
 spans, goes to torch's own attention.
-`span_attention` is the one door to them, and `forced` holds it to one.
+`span_attention` is the one door to them, and `forced` holds it to one. `recordable.py` reads on a GPU one
+token after another, and keeps what it has read to itself.
 
 Shapes: B batch, T block, M memory, S = M + T keys, H heads, G heads of a group, X = 2G, K head width,
 L longest distance, W window, P slots, E width of e_d.
@@ -38,7 +39,7 @@ from contextvars import ContextVar
 from functools import cache
 from itertools import groupby
 from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -47,9 +48,12 @@ from torch.nn import functional as F
 from longspan.kernels.span_attention import eager, padded, single
 from longspan.kernels.span_attention.mask import soft_mask
 
+if TYPE_CHECKING:
+    from longspan.kernels.span_attention.recordable import OneToken
+
 SHORT = 128
 
-__all__ = ["cuts_windows", "forced", "head_groups", "soft_mask", "span_attention"]
+__all__ = ["cuts_windows", "forced", "head_groups", "one_token", "soft_mask", "span_attention"]
 
 _forced: ContextVar[Literal["eager", "padded"] | None] = ContextVar("forced path", default=None)
 
@@ -84,6 +88,13 @@ def head_groups(windows_H: Sequence[int], *, kinds_H: Sequence[int] | None = Non
 def cuts_windows(x: Tensor, head_width: int) -> bool:
     """Whether heads on the device of `x` are cut to their spans there, whatever windows they are given."""
     return _fused_path(x, head_width) is not None
+
+
+def one_token(**remembered: Any) -> OneToken:
+    """Where heads are cut to their spans, what reads one token after another."""
+    from longspan.kernels.span_attention.recordable import OneToken
+
+    return OneToken(**remembered)
 
 
 def span_attention(

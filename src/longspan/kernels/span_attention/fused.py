@@ -33,8 +33,8 @@ from longspan.kernels.span_attention.queries import position_queries
 
 LARGEST_HEAD = 128
 
-# Found by trying on an H200, in half precision and heads of 64: queries and keys of a tile, warps, stages of the
-# pipeline, and where it helps the most registers of a thread, so that four programs share a multiprocessor.
+# Found by trying on an H200, in half precision and heads of 64: queries and keys of a tile, warps, stages of
+# the pipeline, and where it helps the most registers of a thread: four programs share a multiprocessor then.
 TILES: dict[str, tuple[int, ...]] = {
     "forward": (64, 32, 4, 3, 128),
     "queries": (64, 32, 4, 3, 128),
