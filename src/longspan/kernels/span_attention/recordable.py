@@ -153,7 +153,7 @@ def _part_kernel(
     top, z, y = float("-inf"), 0.0, 0.0
     acc_K = tl.zeros([BK], tl.float32)
     if part < text_parts:
-        begin, window = tl.load(HEADS + 2 * head), tl.load(HEADS + 2 * head + 1)
+        begin, window = tl.load(HEADS + 2 * head), tl.load(HEADS + 2 * head + 1).to(tl.int32)
         step = tl.load(COUNTS + text)
         row_size = batch * 2 * WIDTH
         ring = RINGS + (begin * batch + text) * 2 * WIDTH

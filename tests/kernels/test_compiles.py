@@ -1,0 +1,47 @@
+"""Kernels that Triton's interpreter runs can still be refused by its compiler: it needs no GPU to say so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+COMPILE = """
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from longspan.kernels.span_attention import recordable
+
+POINTERS = {"HEADS": "*i64", "COUNTS": "*i64", "MASK": "*fp32", "SUMS": "*fp32", "FOUND": "*fp32"}
+
+def build(kernel, **constants):
+    kinds = {}
+    for name in kernel.arg_names:
+        kinds[name] = POINTERS.get(name, "*bf16") if name.isupper() else "fp32" if name == "scale" else "i32"
+        if name in constants:
+            kinds[name] = "constexpr"
+    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    compile(ASTSource(kernel, kinds, places), target=GPUTarget("cuda", 90, 32))
+
+sizes = {"WIDTH": 48, "BK": 64, "RENORMALISE": True}
+build(recordable._join_kernel, MOST=4, **sizes)
+given = ("HAS_SPANS", "HAS_POSITIONS", "HAS_CONTENT_BIAS", "HAS_POSITION_BIAS", "HAS_SLOTS", "HAS_FILLED")
+everything = dict.fromkeys(given, True)
+build(recordable._part_kernel, BN=32, LENGTH=256, FIRST=0, ALONE=False, **everything, **sizes)
+nothing = dict.fromkeys(given, False) | dict.fromkeys(
+    ("MASK", "POSITION_KEYS", "CONTENT_BIAS", "POSITION_BIAS", "SLOT_K", "SLOT_V")
+)
+build(recordable._part_kernel, BN=32, LENGTH=256, FIRST=1, ALONE=True, **nothing, **sizes)
+"""
+
+
+def test_steps_of_decoding(tmp_path: object) -> None:
+    pytest.importorskip("triton", reason="Triton is for Linux")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
