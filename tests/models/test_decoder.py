@@ -13,6 +13,7 @@ from longspan.layers import span_step
 from longspan.layers.attention import Attention
 from longspan.layers.span_step import SpanStep, step_groups
 from longspan.models import Stack
+from longspan.state import State
 
 from .test_contract import NAMES, VARIANTS, VOCABULARY, equal, make, random_tokens, snapshot, warm_state
 
@@ -33,33 +34,86 @@ def test_reads_what_the_model_reads(variant: str, batch: int) -> None:
     assert equal(state, before)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
-@pytest.mark.parametrize(
-    "variant", [name for name in VARIANTS if not name.startswith(("sha-rnn", "gpt")) and "zeros" not in name]
+NOT_RECORDABLE = (
+    "sha-rnn",
+    "gpt",
+    "transformer-xl, from zeros, pre-norm",
+    "modern, convolution",
+    "modern, embedding residual",
 )
-def test_on_a_gpu_steps_read_what_the_model_reads(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter does it. Parts are so short that there are several."""
+
+
+only_interpreted = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU"
+)
+
+
+def lively(variant: str) -> Stack:
     model = make(variant).float()
     assert isinstance(model, Stack)
-    carried = state = warm_state(model, 2)
-    tokens, expected = random_tokens(2, 9).split(1, dim=1), []
+    if variant.startswith("transformer-xl"):
+        with torch.no_grad():  # or all scores are nearly the same
+            for parameter in model.blocks.parameters():
+                parameter.mul_(20)
+        model.refresh()
+    return model
+
+
+def check_step_of_a_gpu(model: Stack, state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter does it. Parts are so short that there are several."""
+    carried, tokens, expected = state, random_tokens(2, 9).split(1, dim=1), []
     with torch.no_grad():
         for tokens_B1 in tokens:
             expected_BTV, carried = model.log_probs(tokens_B1, carried)
             expected.append(expected_BTV[:, 0])
-        monkeypatch.setattr(recordable, "PART", 4)
-        monkeypatch.setattr(recordable, "TILE", 2)
-        monkeypatch.setattr(span_attention, "_fused_path", lambda *_: fused)
-        before, decoder = snapshot(state), Decoder(model, state)
-        assert decoder._step is not None
-        attended, attend = [], recordable.OneToken.attend
-        monkeypatch.setattr(
-            recordable.OneToken, "attend", lambda self, *qkv: attended.append(1) or attend(self, *qkv)
-        )
-        for tokens_B1, expected_BV in zip(tokens, expected, strict=True):
-            torch.testing.assert_close(decoder.read(tokens_B1), expected_BV, rtol=1e-4, atol=1e-5)
+    attended, attend = [], recordable.OneToken.attend
+    monkeypatch.setattr(
+        recordable.OneToken, "attend", lambda self, *qkv: attended.append(1) or attend(self, *qkv)
+    )
+    monkeypatch.setattr(recordable, "PART", 4)
+    monkeypatch.setattr(recordable, "TILE", 2)
+    monkeypatch.setattr(span_attention, "_fused_path", lambda *_: fused)
+    before, decoder = snapshot(state), Decoder(model, state)
+    for tokens_B1, expected_BV in zip(tokens, expected, strict=True):
+        torch.testing.assert_close(decoder.read(tokens_B1), expected_BV, rtol=1e-4, atol=2e-5)
     assert len(attended) == 9 * sum(isinstance(block, Attention) for block in model.blocks)
     assert equal(state, before)
+
+
+@only_interpreted
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if not name.startswith(NOT_RECORDABLE)])
+def test_on_a_gpu_steps_read_what_the_model_reads(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = lively(variant)
+    check_step_of_a_gpu(model, warm_state(model, 2), monkeypatch)
+
+
+@only_interpreted
+def test_a_memory_shorter_than_the_window_is_no_longer_in_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = lively("transformer-xl, from zeros")
+    short = warm_state(model, 2).map(lambda leaf: leaf[:, -3:] if leaf.dim() > 2 else leaf)
+    check_step_of_a_gpu(model, short, monkeypatch)
+
+
+@only_interpreted
+def test_rings_are_as_precise_as_what_is_read_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = lively("modern, keys and values")
+    check_step_of_a_gpu(model, warm_state(model, 2).to(dtype=torch.bfloat16), monkeypatch)
+
+
+@only_interpreted
+def test_the_edge_of_a_span_is_exact_in_half_precision() -> None:
+    """bf16 counts to 256."""
+    torch.manual_seed(0)
+    window, edge = 320, 300.0
+    past, q, k, v = torch.randn(1, window, 2, 8), *(torch.randn(1, 1, 8) for _ in range(3))
+    given = dict.fromkeys(("position_keys", "content_bias_HK", "position_bias_HK", "filled_B", "slots"))
+    options = {"ramp": 16, "renormalise": True, "first_distance": 1, "windows": [window]}
+    spans = torch.tensor([edge])
+    found, expected = (
+        recordable.OneToken(past=[past], spans_H=spans_H, **given, **options).attend(q, k, v)
+        for spans_H in (spans.bfloat16(), spans)
+    )
+    torch.testing.assert_close(found, expected)
 
 
 def test_what_is_remembered_moves_and_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:

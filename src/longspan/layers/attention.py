@@ -267,20 +267,21 @@ class Attention(Block):
             windows = tuple(map(min, windows, self.span.caps))
         terms, spans_H = self._positions[0].terms(1, max(windows), order), self.span.spans_H()
         keys, to_keys_HKD = terms.distance_keys, terms.distance_map_HKD
+        qkv = torch.cat([self.query.weight, self.key.weight, self.value.weight])
+        past = self._recall(state, [[head] for head in order], list(windows))
         remembered = one_token(
-            past=self._recall(state, [[head] for head in order], list(windows)),
+            past=[kv_BM2K.to(qkv.dtype) for kv_BM2K in past],
             windows=windows,
             position_keys=keys if keys is None or to_keys_HKD is None else keys @ to_keys_HKD.mT,
             content_bias_HK=terms.content_bias_HK,
             position_bias_HK=terms.distance_bias_HK,
-            filled_B=state.tensor("filled") if self.empty_start else None,
+            filled_B=self._filled(state) if self.sees_itself else None,
             first_distance=0 if self.sees_itself else 1,
             slots=None if self.slots is None else self.slots.of(order),
             spans_H=spans_H,
             ramp=self.span.ramp,
             renormalise=self.span.renormalise,
         )
-        qkv = torch.cat([self.query.weight, self.key.weight, self.value.weight])
         read = State({"read": state.tensor("read").clone()} if self._positions[0].counts else {})
 
         def step(h_1BD: Tensor) -> Tensor:

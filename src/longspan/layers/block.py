@@ -47,8 +47,8 @@ class Block(nn.Module, ABC):
 
 
 def carried(read: Callable[[Tensor, State], tuple[Tensor, State]], state: State) -> Step | None:
-    """The step that keeps the state of a block, or of a model, from one call to the next; none on a GPU."""
-    if any(leaf.is_cuda for leaf in state.flatten().values()):
+    """The step that keeps the state of a block, or of a model, from one call to the next; only on a CPU."""
+    if any(leaf.device.type != "cpu" for leaf in state.flatten().values()):
         return None
 
     def step(x_1B: Tensor) -> Tensor:

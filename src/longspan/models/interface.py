@@ -59,7 +59,7 @@ class LanguageModel(nn.Module, ABC):
         return {}
 
     def begin_pass(self, number: int) -> None:
-        """Called before every training step: the text is read for the first time (0), the second (1) ..."""
+        """Called before every step of a run: the text is read for the first time (0), the second (1) ..."""
 
     def after_update(self) -> None:
         """Called once after every optimizer step: project parameters, refresh what is derived from them."""

@@ -105,10 +105,12 @@ class Stack(LanguageModel):
         """`forward` for single tokens, tokens_1B -> hidden_1BD; see `Block.step_from`."""
         blocks = state.branch("blocks")
         named = ((name, block) for name, block in self.blocks.named_children() if isinstance(block, Block))
-        found = [block.step_from(blocks.branch(name)) for name, block in named]
-        steps = [through for through in found if through is not None]
-        if len(steps) < len(found):
-            return None
+        steps: list[Step] = []
+        for name, block in named:
+            through = block.step_from(blocks.branch(name))
+            if through is None:
+                return None
+            steps.append(through)
         kept = State({name: part for name, part in state.items() if name != "blocks"}).map(torch.clone)
 
         def step(tokens_1B: Tensor) -> Tensor:

@@ -469,6 +469,8 @@ def _whole_tiles(slot_k_HPK: Tensor | None, tile: dict[str, int]) -> bool:
 
 
 def _tiles(kernel: str, q_BHTK: Tensor) -> dict[str, int]:
-    names = ("BM", "BN", "num_warps", "num_stages", "maxnreg")
+    names = ["BM", "BN", "num_warps", "num_stages"]
+    if torch.version.hip is None:
+        names.append("maxnreg")
     small = q_BHTK.dtype == torch.float32 or q_BHTK.shape[-1] > 64
     return dict(zip(names, (32, 32, 4, 2) if small else TILES[kernel], strict=False))

@@ -11,7 +11,7 @@ parts. A program leaves the largest score of its part, and with e = exp(score - 
 
 from which the parts of a head are put together as `triton.py` does it with tiles.
 
-Shapes: as in the package; R rows of all rings, N = B x H, and C parts.
+Shapes: as in the package; R rows of all rings, C parts, N distances or slots of a tile.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class OneToken:
         self._heads_H2 = torch.tensor([*zip(begins, windows, strict=False)], device=first.device)
         self._mask_R = None if spans_H is None else first.new_zeros(begins[-1], dtype=torch.float32)
         if self._mask_R is not None and spans_H is not None:
-            for head, (begin, window) in enumerate(zip(begins, windows, strict=False)):
-                self._mask_R[begin : begin + window] = soft_mask(spans_H[head : head + 1], ramp, window)[0]
+            for span, begin, window in zip(spans_H.float().split(1), begins, windows, strict=False):
+                self._mask_R[begin : begin + window] = soft_mask(span, ramp, window)[0]
         self._position_keys = None if position_keys is None else position_keys.contiguous()
         self._biases = content_bias_HK, position_bias_HK
         self._slots = (None, None) if slots is None else (slots[0].contiguous(), slots[1].contiguous())
@@ -85,8 +85,8 @@ class OneToken:
         """[B, H, K]. The heads of a text lie one after the other."""
         batch, heads, width = q_BHK.shape
         out_BHK = q_BHK.new_empty(batch, heads, width)
-        sums_3NC = q_BHK.new_empty(3, batch * heads, self._parts, dtype=torch.float32)
-        found_NCK = q_BHK.new_empty(batch * heads, self._parts, width, dtype=torch.float32)
+        sums_3BHC = q_BHK.new_empty(3, batch, heads, self._parts, dtype=torch.float32)
+        found_BHCK = q_BHK.new_empty(batch, heads, self._parts, width, dtype=torch.float32)
         keys, (slot_k_HPK, slot_v_HPK) = self._position_keys, self._slots
         alone = self._parts == 1
         constants = {
@@ -96,7 +96,7 @@ class OneToken:
         }
         _part_kernel[(self._parts, batch * heads)](
             q_BHK, k_BHK, v_BHK, self._rings_RB2K, self._heads_H2, self._counts_2B, self._mask_R, keys,
-            *self._biases, slot_k_HPK, slot_v_HPK, out_BHK, sums_3NC, found_NCK,
+            *self._biases, slot_k_HPK, slot_v_HPK, out_BHK, sums_3BHC, found_BHCK,
             q_BHK.stride(0), k_BHK.stride(0), v_BHK.stride(0), batch, heads, self._parts, self._text_parts,
             0 if slot_k_HPK is None else slot_k_HPK.shape[1],
             keys.stride(0) if keys is not None and keys.dim() == 3 else 0, 1 / math.sqrt(width),
@@ -106,8 +106,10 @@ class OneToken:
             ALONE=alone, BN=TILE, LENGTH=PART, **constants,
         )  # fmt: skip
         if not alone:
-            most = triton.next_power_of_2(self._parts)
-            _join_kernel[(batch * heads,)](out_BHK, sums_3NC, found_NCK, self._parts, MOST=most, **constants)
+            _join_kernel[(batch * heads,)](
+                out_BHK, sums_3BHC, found_BHCK, self._parts,
+                MOST=triton.next_power_of_2(self._parts), **constants,
+            )  # fmt: skip
         self._counts_2B += 1
         return out_BHK
 
