@@ -77,7 +77,8 @@ class NgramEmbeddings(nn.Module):
         block = tokens_BT.shape[1]
         rows = self._rows(digits_BS, block)
         found = [table(rows_BT) for table, rows_BT in zip(self.tables, rows, strict=True)]
-        if self.training and self.dropout > 0:
+        # A GPU is not asked: it would have to finish first, and a recorded step is to hold for every pass.
+        if self.training and self.dropout > 0 and (self.silence.is_cuda or self.silence > 0):
             found = self._silenced(found)
         out_BTD = reduce(torch.add, found) if self.widen is None else self.widen(torch.cat(found, dim=-1))
         return out_BTD, State({"before": digits_BS[:, block:]})
