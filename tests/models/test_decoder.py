@@ -60,8 +60,8 @@ def lively(variant: str) -> Stack:
 
 
 def check_step_of_a_gpu(model: Stack, state: State, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter does it. Parts are so short that there are several."""
-    carried, tokens, expected = state, random_tokens(2, 9).split(1, dim=1), []
+    """Triton's interpreter does it. Parts are so short that most heads have several."""
+    carried, tokens, expected = state, random_tokens(2, 5).split(1, dim=1), []
     with torch.no_grad():
         for tokens_B1 in tokens:
             expected_BTV, carried = model.log_probs(tokens_B1, carried)
@@ -70,13 +70,13 @@ def check_step_of_a_gpu(model: Stack, state: State, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         recordable.OneToken, "attend", lambda self, *qkv: attended.append(1) or attend(self, *qkv)
     )
-    monkeypatch.setattr(recordable, "PART", 4)
-    monkeypatch.setattr(recordable, "TILE", 2)
+    monkeypatch.setattr(recordable, "PART", 16)
+    monkeypatch.setattr(recordable, "TILE", 8)
     monkeypatch.setattr(span_attention, "_fused_path", lambda *_: fused)
     before, decoder = snapshot(state), Decoder(model, state)
     for tokens_B1, expected_BV in zip(tokens, expected, strict=True):
         torch.testing.assert_close(decoder.read(tokens_B1), expected_BV, rtol=1e-4, atol=2e-5)
-    assert len(attended) == 9 * sum(isinstance(block, Attention) for block in model.blocks)
+    assert len(attended) == 5 * sum(isinstance(block, Attention) for block in model.blocks)
     assert equal(state, before)
 
 
