@@ -59,14 +59,15 @@ class OneToken:
         sizes = [window + 1 for window in windows]
         begins = list(accumulate(sizes, initial=0))
         self._rings_RB2K = first.new_zeros(begins[-1], first.shape[0], 2, first.shape[-1])
-        for kv_BM2K, begin, size in zip(past, begins, sizes, strict=False):
-            near_B2K = kv_BM2K[:, -min(size - 1, kv_BM2K.shape[1]) :] if kv_BM2K.shape[1] else kv_BM2K
-            self._rings_RB2K[begin + size - near_B2K.shape[1] : begin + size] = near_B2K.transpose(0, 1)
+        for kv_BM2K, end, window in zip(past, begins[1:], windows, strict=True):
+            near_BM2K = kv_BM2K[:, max(0, kv_BM2K.shape[1] - window) :]
+            self._rings_RB2K[end - near_BM2K.shape[1] : end] = near_BM2K.transpose(0, 1)
         self._heads_H2 = torch.tensor([*zip(begins, windows, strict=False)], device=first.device)
-        self._mask_R = None if spans_H is None else first.new_zeros(begins[-1], dtype=torch.float32)
-        if self._mask_R is not None and spans_H is not None:
-            for span, begin, window in zip(spans_H.float().split(1), begins, windows, strict=False):
-                self._mask_R[begin : begin + window] = soft_mask(span, ramp, window)[0]
+        self._mask_R = None
+        if spans_H is not None:
+            spans = spans_H.float().split(1)
+            masks = [soft_mask(span, ramp, size)[0] for span, size in zip(spans, sizes, strict=True)]
+            self._mask_R = torch.cat(masks)
         self._position_keys = None if position_keys is None else position_keys.contiguous()
         self._biases = content_bias_HK, position_bias_HK
         self._slots = (None, None) if slots is None else (slots[0].contiguous(), slots[1].contiguous())
