@@ -175,12 +175,15 @@ class Attention(Block):
             depth = self.span.memory_length
             alone = [[head] for head in range(self.num_heads)]
             return tuple(min(cap, depth) for cap in self.span.caps), alone
-        windows, caps = self.span.windows_for(block), self.span.caps
-        if self.keeps_keys:
-            windows = tuple(map(min, windows, caps))
+        windows, caps = self._own_windows(block), self.span.caps
         # Where no span hides what is too far, or it was not remembered, heads must look equally far.
         exact = self.keeps_keys or not self.span.is_soft
         return windows, head_groups(windows, kinds_H=caps if exact else None)
+
+    def _own_windows(self, block: int) -> tuple[int, ...]:
+        """How far each head must be computed: no further than its keys are kept."""
+        windows = self.span.windows_for(block)
+        return tuple(map(min, windows, self.span.caps)) if self.keeps_keys else windows
 
     def _windows_are_cut_later(self, x: Tensor) -> bool:
         """Whether nothing is made for a distance but by kernels that see for themselves how far spans go."""
@@ -262,9 +265,7 @@ class Attention(Block):
     def _recordable_step(self, state: State) -> Step | None:
         if "memory" not in state or (self.norm_recalled and not self.empty_start):
             return None  # a memory like that is no keys and values: see `decoding_state`
-        windows, order = self.span.windows_for(1), list(range(self.num_heads))
-        if self.keeps_keys:
-            windows = tuple(map(min, windows, self.span.caps))
+        windows, order = self._own_windows(1), list(range(self.num_heads))
         terms, spans_H = self._positions[0].terms(1, max(windows), order), self.span.spans_H()
         keys, to_keys_HKD = terms.distance_keys, terms.distance_map_HKD
         qkv = torch.cat([self.query.weight, self.key.weight, self.value.weight])
