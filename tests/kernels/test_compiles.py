@@ -12,6 +12,7 @@ COMPILE = """
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from longspan.kernels import few_rows
 from longspan.kernels.span_attention import recordable
 
 POINTERS = {"HEADS": "*i64", "COUNTS": "*i64", "MASK": "*fp32", "SUMS": "*fp32", "FOUND": "*fp32"}
@@ -25,15 +26,18 @@ def build(kernel, **constants):
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     compile(ASTSource(kernel, kinds, places), target=GPUTarget("cuda", 90, 32))
 
-sizes = {"WIDTH": 48, "BK": 64, "RENORMALISE": True}
-build(recordable._join_kernel, MOST=4, **sizes)
+sizes = {"WIDTH": 48, "BK": 64}
+build(recordable._join_kernel, MOST=4, RENORMALISE=True, **sizes)
+build(recordable._join_kernel, MOST=1, RENORMALISE=False, **sizes)
+build(few_rows._product_kernel, HAS_BIAS=True, HAS_ONTO=True, BE=1, BD=2048)
+build(few_rows._product_kernel, HAS_BIAS=False, HAS_ONTO=False, BE=64, BD=32, BIAS=None, ONTO=None)
 given = ("HAS_SPANS", "HAS_POSITIONS", "HAS_CONTENT_BIAS", "HAS_POSITION_BIAS", "HAS_SLOTS", "HAS_FILLED")
 everything = dict.fromkeys(given, True)
-build(recordable._part_kernel, BN=32, LENGTH=256, FIRST=0, ALONE=False, **everything, **sizes)
+build(recordable._part_kernel, BN=32, LENGTH=256, FIRST=0, **everything, **sizes)
 nothing = dict.fromkeys(given, False) | dict.fromkeys(
     ("MASK", "POSITION_KEYS", "CONTENT_BIAS", "POSITION_BIAS", "SLOT_K", "SLOT_V")
 )
-build(recordable._part_kernel, BN=32, LENGTH=256, FIRST=1, ALONE=True, **nothing, **sizes)
+build(recordable._part_kernel, BN=32, LENGTH=256, FIRST=1, **nothing, **sizes)
 """
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from longspan.generation import Decoder
-from longspan.kernels import span_attention
+from longspan.kernels import few_rows, linear, span_attention
 from longspan.kernels.linear import VERY_FEW
 from longspan.kernels.span_attention import fused, recordable
 from longspan.layers import span_step
@@ -73,6 +73,7 @@ def check_step_of_a_gpu(model: Stack, state: State, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(recordable, "PART", 16)
     monkeypatch.setattr(recordable, "TILE", 8)
     monkeypatch.setattr(span_attention, "_fused_path", lambda *_: fused)
+    monkeypatch.setattr(linear, "_kernels", lambda _: few_rows)
     before, decoder = snapshot(state), Decoder(model, state)
     for tokens_B1, expected_BV in zip(tokens, expected, strict=True):
         torch.testing.assert_close(decoder.read(tokens_B1), expected_BV, rtol=1e-4, atol=2e-5)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -37,7 +39,7 @@ class FixedProduct:
 
     On a CPU the library gives such a product to one processor. Here W is cut into pieces, each for its part
     of the result, and products of several matrices are divided among all processors. W stands first: the
-    library then reads its rows as they lie.
+    library then reads its rows as they lie. On a GPU it is one kernel of our own.
     """
 
     def __init__(self, weight_ED: Tensor, bias_E: Tensor | None = None) -> None:
@@ -47,10 +49,17 @@ class FixedProduct:
         self._weight_CED = weight_ED.view(pieces, -1, width)
         self._bias_CE1 = None if bias_E is None else bias_E.view(pieces, -1, 1)
 
-    def __call__(self, x_1ND: Tensor) -> Tensor:
-        """[1, N, E]"""
-        if x_1ND.shape[1] > VERY_FEW or x_1ND.is_cuda:
-            return linear(x_1ND, self._weight_ED, self._bias_E)
+    def __call__(self, x_1ND: Tensor, *, onto: Tensor | None = None) -> Tensor:
+        """[1, N, E]: the product, added to `onto`."""
+        few = x_1ND.shape[1] <= VERY_FEW
+        if few and (kernels := _kernels(x_1ND)) is not None:
+            out_1NE: Tensor = kernels.product(x_1ND, self._weight_ED, self._bias_E, onto)
+            return out_1NE
+        by_pieces = few and x_1ND.device.type == "cpu"
+        out_1NE = self._by_pieces(x_1ND) if by_pieces else linear(x_1ND, self._weight_ED, self._bias_E)
+        return out_1NE if onto is None else onto + out_1NE
+
+    def _by_pieces(self, x_1ND: Tensor) -> Tensor:
         x_CDN = x_1ND.expand(self._weight_CED.shape[0], -1, -1).mT
         if self._bias_CE1 is None:
             out_CEN = torch.bmm(self._weight_CED, x_CDN)
@@ -67,6 +76,20 @@ def relu_feed_forward(
         return _ReluFeedForward.apply(x, w1_ED, b1_E, w2_DE, b2_D, dropout)  # type: ignore[no-untyped-call]
     inner = F.dropout(torch.relu(linear(x, w1_ED, b1_E)), dropout, dropout > 0)
     return linear(inner, w2_DE, b2_D)
+
+
+def _kernels(x: Tensor) -> ModuleType | None:
+    return _few_rows() if x.is_cuda and x.dtype != torch.float64 else None
+
+
+@cache
+def _few_rows() -> ModuleType | None:
+    """The kernel, where Triton is installed."""
+    try:
+        from longspan.kernels import few_rows
+    except ImportError:
+        return None
+    return few_rows
 
 
 def _on_cpu(x: Tensor) -> bool:

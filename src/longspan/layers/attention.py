@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from longspan.kernels.linear import FEW, linear
+from longspan.kernels.linear import FEW, FixedProduct, linear
 from longspan.kernels.placing import Placed, place
 from longspan.kernels.span_attention import cuts_windows, head_groups, one_token, soft_mask, span_attention
 from longspan.layers import head_memory
@@ -268,10 +268,11 @@ class Attention(Block):
         windows, order = self._own_windows(1), list(range(self.num_heads))
         terms, spans_H = self._positions[0].terms(1, max(windows), order), self.span.spans_H()
         keys, to_keys_HKD = terms.distance_keys, terms.distance_map_HKD
-        qkv = torch.cat([self.query.weight, self.key.weight, self.value.weight])
+        project = FixedProduct(torch.cat([self.query.weight, self.key.weight, self.value.weight]))
+        out = FixedProduct(self.out.weight)
         past = self._recall(state, [[head] for head in order], list(windows))
         remembered = one_token(
-            past=[kv_BM2K.to(qkv.dtype) for kv_BM2K in past],
+            past=[kv_BM2K.to(self.query.weight.dtype) for kv_BM2K in past],
             windows=windows,
             position_keys=keys if keys is None or to_keys_HKD is None else keys @ to_keys_HKD.mT,
             content_bias_HK=terms.content_bias_HK,
@@ -286,12 +287,13 @@ class Attention(Block):
         read = State({"read": state.tensor("read").clone()} if self._positions[0].counts else {})
 
         def step(h_1BD: Tensor) -> Tensor:
-            rows_1BRK = torch.unflatten(linear(self._normed(h_1BD), qkv), -1, (-1, self.head_width))
+            rows_1BRK = torch.unflatten(project(self._normed(h_1BD)), -1, (-1, self.head_width))
             placed = self._placed(rows_1BRK.transpose(0, 1).contiguous(), read, order)
             found_BHK = remembered.attend(*(x_BTHK.squeeze(1) for x_BTHK in placed[:3]))
             for count_B in read.flatten().values():
                 count_B += 1
-            return self._joined(h_1BD, self.out(found_BHK.flatten(1)[None]))
+            h_1BD = out(found_BHK.flatten(1)[None], onto=h_1BD)
+            return h_1BD if self.norm_first else self.norm(h_1BD)
 
         return step
 

@@ -69,7 +69,7 @@ class FeedForward(Block):
             inner = self.activation(expand(x_1BD))
             if gate is not None:
                 inner = inner * gate(x_1BD)
-            out_1BD = h_1BD + contract(inner)
+            out_1BD = contract(inner, onto=h_1BD)
             return out_1BD if self.norm_first else self.norm(out_1BD)
 
         return step

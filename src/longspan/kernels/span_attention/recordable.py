@@ -89,29 +89,22 @@ class OneToken:
         sums_3BHC = q_BHK.new_empty(3, batch, heads, self._parts, dtype=torch.float32)
         found_BHCK = q_BHK.new_empty(batch, heads, self._parts, width, dtype=torch.float32)
         keys, (slot_k_HPK, slot_v_HPK) = self._position_keys, self._slots
-        alone = self._parts == 1
-        constants = {
-            "WIDTH": width,
-            "BK": triton.next_power_of_2(width),
-            "RENORMALISE": self._renormalise,
-        }
+        constants = {"WIDTH": width, "BK": triton.next_power_of_2(width)}
         _part_kernel[(self._parts, batch * heads)](
             q_BHK, k_BHK, v_BHK, self._rings_RB2K, self._heads_H2, self._counts_2B, self._mask_R, keys,
-            *self._biases, slot_k_HPK, slot_v_HPK, out_BHK, sums_3BHC, found_BHCK,
+            *self._biases, slot_k_HPK, slot_v_HPK, sums_3BHC, found_BHCK,
             q_BHK.stride(0), k_BHK.stride(0), v_BHK.stride(0), batch, heads, self._parts, self._text_parts,
             0 if slot_k_HPK is None else slot_k_HPK.shape[1],
             keys.stride(0) if keys is not None and keys.dim() == 3 else 0, 1 / math.sqrt(width),
             HAS_SPANS=self._mask_R is not None, HAS_POSITIONS=keys is not None,
             HAS_CONTENT_BIAS=self._biases[0] is not None, HAS_POSITION_BIAS=self._biases[1] is not None,
             HAS_SLOTS=slot_k_HPK is not None, HAS_FILLED=self._has_filled, FIRST=self._first_distance,
-            ALONE=alone, BN=TILE, LENGTH=PART, **constants,
+            BN=TILE, LENGTH=PART, **constants,
         )  # fmt: skip
-        if not alone:
-            _join_kernel[(batch * heads,)](
-                out_BHK, sums_3BHC, found_BHCK, self._parts,
-                MOST=triton.next_power_of_2(self._parts), **constants,
-            )  # fmt: skip
-        self._counts_2B += 1
+        _join_kernel[(batch * heads,)](
+            out_BHK, sums_3BHC, found_BHCK, self._counts_2B, batch, heads, self._parts,
+            MOST=triton.next_power_of_2(self._parts), RENORMALISE=self._renormalise, **constants,
+        )  # fmt: skip
         return out_BHK
 
 
@@ -128,19 +121,13 @@ def _with(top, z, y, acc, score_N, mask_N, v_NK):
 
 
 @triton.jit
-def _total(z, y, RENORMALISE: tl.constexpr):
-    return y + EPS * z if RENORMALISE else z
-
-
-@triton.jit
 def _part_kernel(
     Q, K, V, RINGS, HEADS, COUNTS, MASK, POSITION_KEYS, CONTENT_BIAS, POSITION_BIAS, SLOT_K, SLOT_V,
-    OUT, SUMS, FOUND,
+    SUMS, FOUND,
     step_q, step_k, step_v, batch, heads, parts, text_parts, num_slots, keys_of_head, scale,
     WIDTH: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, LENGTH: tl.constexpr, FIRST: tl.constexpr,
-    HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, HAS_POSITIONS: tl.constexpr,
-    HAS_CONTENT_BIAS: tl.constexpr, HAS_POSITION_BIAS: tl.constexpr, HAS_SLOTS: tl.constexpr,
-    HAS_FILLED: tl.constexpr, ALONE: tl.constexpr,
+    HAS_SPANS: tl.constexpr, HAS_POSITIONS: tl.constexpr, HAS_CONTENT_BIAS: tl.constexpr,
+    HAS_POSITION_BIAS: tl.constexpr, HAS_SLOTS: tl.constexpr, HAS_FILLED: tl.constexpr,
 ):  # fmt: skip
     part, row = tl.program_id(0), tl.program_id(1)
     text, head = row // heads, row % heads
@@ -204,27 +191,27 @@ def _part_kernel(
             v_NK = tl.load(SLOT_V + at_NK, mask=here_NK, other=0.0).to(tl.float32)
             score_N = tl.where(seen_N, tl.sum(k_NK * content_K[None, :], 1) * scale, float("-inf"))
             top, z, y, acc_K = _with(top, z, y, acc_K, score_N, seen_N.to(tl.float32), v_NK)
-    if ALONE:
-        out_K = acc_K / _total(z, y, RENORMALISE)
-        tl.store(OUT + row * WIDTH + k_K, out_K.to(OUT.dtype.element_ty), mask=inside_K)
-    else:
-        size = batch * heads * parts
-        place = row * parts + part
-        tl.store(SUMS + place, top)
-        tl.store(SUMS + size + place, z)
-        tl.store(SUMS + 2 * size + place, y)
-        tl.store(FOUND + place * WIDTH + k_K, acc_K, mask=inside_K)
+    size = batch * heads * parts
+    place = row * parts + part
+    tl.store(SUMS + place, top)
+    tl.store(SUMS + size + place, z)
+    tl.store(SUMS + 2 * size + place, y)
+    tl.store(FOUND + place * WIDTH + k_K, acc_K, mask=inside_K)
 
 
 @triton.jit
 def _join_kernel(
-    OUT, SUMS, FOUND, parts,
+    OUT, SUMS, FOUND, COUNTS, batch, heads, parts,
     MOST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, RENORMALISE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
+    if row % heads == 0:  # one of a text's heads counts, now that all have looked
+        count = COUNTS + row // heads
+        tl.store(count, tl.load(count) + 1)
+        tl.store(count + batch, tl.load(count + batch) + 1)
     k_K, part_C = tl.arange(0, BK), tl.arange(0, MOST)
     inside_K, there_C = k_K < WIDTH, part_C < parts
-    size = tl.num_programs(0) * parts
+    size = batch * heads * parts
     place_C = row * parts + part_C
     top_C = tl.load(SUMS + place_C, mask=there_C, other=float("-inf"))
     share_C = tl.exp(top_C - tl.max(top_C, 0))
@@ -232,5 +219,6 @@ def _join_kernel(
     y = tl.sum(share_C * tl.load(SUMS + 2 * size + place_C, mask=there_C, other=0.0), 0)
     here_CK = there_C[:, None] & inside_K[None, :]
     found_CK = tl.load(FOUND + place_C[:, None] * WIDTH + k_K[None, :], mask=here_CK, other=0.0)
-    out_K = tl.sum(share_C[:, None] * found_CK, 0) / _total(z, y, RENORMALISE)
+    total = y + EPS * z if RENORMALISE else z
+    out_K = tl.sum(share_C[:, None] * found_CK, 0) / total
     tl.store(OUT + row * WIDTH + k_K, out_K.to(OUT.dtype.element_ty), mask=inside_K)
