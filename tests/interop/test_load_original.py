@@ -77,6 +77,25 @@ def test_sha_rnn_computes_what_the_original_did(tmp_path, case, legacy):
         close(hidden, expected, recorded.rounding["eval"], case)
 
 
+@pytest.mark.parametrize("told", [True, False])
+@torch.no_grad()
+def test_sha_rnn_may_predict_with_weights_of_its_own(tmp_path, told):
+    made, x = Original.of("sha_rnn"), torch.arange(12)[None]
+    weight, bias = torch.randn(made.tensors["decoder.weight"].shape), made.tensors["decoder.bias"]
+    made.tensors["decoder.weight"] = weight
+    options = {**made.options["model"], "tie_weights": False}
+    if not told:
+        del options["tie_weights"]
+    model = load_original(made.save(tmp_path / "c.pt"), kind=made.kind, config=options)
+    tied = load_original(Original.of("sha_rnn").save(tmp_path / "t.pt"), kind=made.kind, config=made.options)
+    hidden, _ = tied(x, tied.initial_state(1))
+    log_probs, _ = model.log_probs(x, model.initial_state(1))
+    torch.testing.assert_close(log_probs, (hidden @ weight.T + bias).log_softmax(-1))
+    made.options["model"]["tie_weights"] = True
+    message = complaint(made.save(tmp_path / "c.pt"), made.kind, made.options)
+    assert "'decoder.weight' should be the same as 'encoder.weight'" in message
+
+
 @pytest.mark.parametrize("group", ["evalA", "evalB"])
 @pytest.mark.parametrize("case", transformer_xl_golden.CASES)
 @torch.no_grad()

@@ -176,12 +176,13 @@ def test_carried_state_stays_in_full_precision_under_autocast():
     assert kinds == {torch.float32, torch.int64}
 
 
+@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("splits", [(), (5,), (2, 3, 7)])
-def test_split_probabilities(splits):
+def test_split_probabilities(splits, tied):
     """One softmax per part, the parts' entries in reverse; the loss is read off the same numbers."""
     torch.manual_seed(2)
     embedding = nn.Embedding(11, 4)
-    head = SplitSoftmaxHead(embedding, splits)
+    head = SplitSoftmaxHead(embedding, splits, tied=tied)
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.normal_()
@@ -191,7 +192,8 @@ def test_split_probabilities(splits):
         nll = head.nll(hidden, targets)
         torch.testing.assert_close(nll, -log_probs.gather(-1, targets[..., None])[..., 0])
         if splits:
-            assert_parts(head, embedding.weight, hidden, log_probs)
+            weight = embedding.weight if tied else head.get_parameter("table.weight")
+            assert_parts(head, weight, hidden, log_probs)
 
 
 def assert_parts(head: SplitSoftmaxHead, weight: Tensor, hidden: Tensor, log_probs: Tensor) -> None:
@@ -210,6 +212,16 @@ def test_parts_that_no_target_is_in_have_gradients_all_the_same():
     head.nll(torch.randn(1, 5, 4), torch.zeros(1, 5, dtype=torch.long)).sum().backward()
     assert all(parameter.grad is not None for parameter in head.parameters())
     assert not head.bias_V.grad[3:].any()
+
+
+@pytest.mark.filterwarnings("error")
+def test_targets_that_are_one_column_of_a_text_bring_no_warning():
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        SplitSoftmaxHead(nn.Embedding(9, 4), (3, 6)).nll(torch.randn(2, 1, 4), tokens(5)[:, 2:3])
+    finally:
+        torch.set_warn_always(always)
 
 
 def test_a_split_beyond_the_vocabulary_is_the_users_mistake():

@@ -24,6 +24,7 @@ class ShaRnnConfig:
     )
     dropout: float = option(0.0, help="dropout inside the layers and on what they add")
     embedding_dropout: float = option(0.0, help="dropout on the embeddings and on the last layer's output")
+    tied: bool = option(True, help="predict with the weights of the embedding")
     splits: tuple[int, ...] = option(
         (), help="softmax in two steps for large vocabularies: where its parts begin, in order of tokens"
     )

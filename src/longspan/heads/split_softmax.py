@@ -1,4 +1,4 @@
-"""SHA-RNN's output layer: the embedding's weights, and a vocabulary that may be split by frequency.
+"""SHA-RNN's output layer: a vocabulary that may be split by frequency.
 
 Shapes: B batch, T block, D width, V vocabulary, N selected positions, K scores of the first softmax.
 """
@@ -14,27 +14,34 @@ from longspan.heads.interface import Head
 
 
 class SplitSoftmaxHead(Head):
-    """log p(v) = log softmax(E h + b)_v, with E the embedding's weights.
+    """log p(v) = log softmax(E h + b)_v, with E the embedding's weights if `tied`, else a `table` of its own.
 
     With `splits` the first softmax is over the words before the first split and one entry for each part of
     the vocabulary after it; a word of a part has the probability of its entry times that of a softmax within
     the part. The entries stand in reverse: the last one is the first part's.
     """
 
-    def __init__(self, embedding: nn.Embedding, splits: tuple[int, ...] = ()) -> None:
+    def __init__(self, embedding: nn.Embedding, splits: tuple[int, ...] = (), *, tied: bool = True) -> None:
         super().__init__()
         edges = (*splits, embedding.num_embeddings)
         if splits and splits[-1] >= edges[-1]:
             raise UserError(f"the last split, {splits[-1]}, must be below the vocabulary's size, {edges[-1]}")
         self._embedding = (embedding,)  # the model owns it: in a tuple it is not registered again
+        self.table = None if tied else nn.Embedding(embedding.num_embeddings, embedding.embedding_dim)
         self.bias_V = nn.Parameter(torch.zeros(embedding.num_embeddings))
         if splits:
             self.part_vectors = nn.Parameter(torch.zeros(len(splits), embedding.embedding_dim))
             self.part_bias = nn.Parameter(torch.zeros(len(splits)))
         self.edges = edges
 
+    @property
+    def weight_VD(self) -> Tensor:
+        (embedding,) = self._embedding
+        return embedding.weight if self.table is None else self.table.weight
+
     def nll(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
-        hidden_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
+        hidden_ND = hidden_BTD.flatten(0, 1)
+        targets_N = targets_BT.flatten().contiguous()  # for `bucketize`, which warns of strides
         first_NK = self._first(hidden_ND)
         if len(self.edges) == 1:
             return F.cross_entropy(first_NK, targets_N, reduction="none").view_as(targets_BT)
@@ -57,14 +64,14 @@ class SplitSoftmaxHead(Head):
         return torch.cat([first_BTK[..., : self.edges[0]], *within], dim=-1)
 
     def _first(self, hidden: Tensor) -> Tensor:
-        weight, bias = self._embedding[0].weight[: self.edges[0]], self.bias_V[: self.edges[0]]
+        weight, bias = self.weight_VD[: self.edges[0]], self.bias_V[: self.edges[0]]
         if len(self.edges) > 1:
             weight, bias = torch.cat([weight, self.part_vectors]), torch.cat([bias, self.part_bias])
         return F.linear(hidden, weight, bias).float()
 
     def _within(self, part: int, hidden: Tensor) -> Tensor:
         words = slice(self.edges[part - 1], self.edges[part])
-        return F.linear(hidden, self._embedding[0].weight[words], self.bias_V[words]).float()
+        return F.linear(hidden, self.weight_VD[words], self.bias_V[words]).float()
 
     def _boundaries(self, like: Tensor) -> Tensor:
         return torch.tensor(self.edges[:-1], device=like.device)

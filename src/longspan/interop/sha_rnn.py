@@ -15,11 +15,13 @@ from longspan.interop.translation import (
     Tensors,
     Translation,
     count,
+    equal,
     only_tensors,
     same,
 )
 
 NORMS = ("lnstart", "lnff", "lnxff")
+TIED = {"decoder.weight": "encoder.weight"}
 
 
 class ShaRnn(Translation):
@@ -34,6 +36,7 @@ class ShaRnn(Translation):
         "num_max_positions": int,
         "dropouth": float,
         "dropouti": float,
+        "tie_weights": bool,
         "splits": tuple[int, ...],
     }
     # Every block owns all norms; lnmid and lnmem have a part only where there is attention.
@@ -63,11 +66,14 @@ class ShaRnn(Translation):
             memory_length=options.get("num_max_positions", 5000),
             dropout=options.get("dropouth", 0.0),
             embedding_dropout=options.get("dropouti", 0.0),
+            tied=options.get("tie_weights", equal(tensors, TIED)),
             splits=splits,
         )
 
     def table(self, config: ShaRnnConfig, vocabulary_size: int) -> Table:
         table = same({"encoder.weight": "embedding.weight", "decoder.bias": "head.bias_V"})
+        if not config.tied:
+            table |= same({"decoder.weight": "head.table.weight"})
         if config.splits:
             parts = {"tail_vectors": "part_vectors", "tail_bias": "part_bias"}
             table |= same({f"criterion.{theirs}": f"head.{ours}" for theirs, ours in parts.items()})
@@ -83,7 +89,7 @@ class ShaRnn(Translation):
         return table
 
     def second_names(self, config: ShaRnnConfig) -> dict[str, str]:
-        return {"decoder.weight": "encoder.weight"}
+        return TIED if config.tied else {}
 
 
 def _recurrent(block: str) -> Table:

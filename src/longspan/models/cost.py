@@ -110,8 +110,8 @@ def _(head: AdaptiveSoftmaxHead, shape: Shape) -> float:
 
 @flops.register
 def _(head: SplitSoftmaxHead, shape: Shape) -> float:
-    (embedding,) = head._embedding
-    return 2.0 * (embedding.num_embeddings + len(head.edges) - 1) * embedding.embedding_dim
+    num_words, width = head.weight_VD.shape
+    return 2.0 * (num_words + len(head.edges) - 1) * width
 
 
 def _matrices(part: nn.Module) -> float:

@@ -5,7 +5,7 @@ every layer, attends with a single head to what its LSTM has said before:
 
     h = LSTM(LN(h));    h = LN(h) + attention(h);    h = LN(h) + Boom(h)
 
-All residuals are normed. The output layer uses the embedding's weights.
+All residuals are normed. The output layer uses the embedding's weights, unless it is not `tied`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def sha_rnn(config: ShaRnnConfig, vocabulary_size: int) -> Stack:
             )
         blocks.append(Boom(width, config.inner_width, dropout=dropout, epsilon=EPSILON))
     embedding = nn.Embedding(vocabulary_size, width)
-    head = SplitSoftmaxHead(embedding, config.splits)
+    head = SplitSoftmaxHead(embedding, config.splits, tied=config.tied)
     model = ShaRnn(embedding, blocks, head, dropout=config.embedding_dropout)
     # Once a text is longer than the memory, what is forgotten depends on how long the blocks are.
     model.block_invariant = config.attention == "none"
