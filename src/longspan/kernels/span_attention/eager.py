@@ -57,6 +57,7 @@ def span_attention(
     if filled_B is not None and first_distance != 0:
         raise ValueError("with filled_B a query must see itself: first_distance must be 0")
     batch, heads, block, width = q_BHTK.shape
+    scale = 1 / math.sqrt(width)
     slot_k_HPK, slot_v_HPK = (None, None) if slots is None else (x.to(q_BHTK.dtype) for x in slots)
     mask_HX = None
     if spans_H is not None:
@@ -69,10 +70,10 @@ def span_attention(
     position_q_NTK = None
     if any(x is not None for x in (content_bias_HK, position_bias_HK, position_map_HKE)):
         position_q = position_queries(q_BHTK, position_bias_HK, position_map_HKE)
-        position_q_NTK = position_q.flatten(0, 1) / math.sqrt(width)
+        position_q_NTK = position_q.flatten(0, 1) * scale
     with torch.autocast(q_BHTK.device.type, enabled=False):
         out_NTK: Tensor = _SpanAttention.apply(  # type: ignore[no-untyped-call]
-            biased(q_BHTK, content_bias_HK).reshape(batch * heads, block, width) / math.sqrt(width),
+            biased(q_BHTK, content_bias_HK).reshape(batch * heads, block, width) * scale,
             _band(k_BHSK, window, block, first_distance),
             _band(v_BHSK, window, block, first_distance),
             position_q_NTK,
