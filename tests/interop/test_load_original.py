@@ -220,6 +220,16 @@ def test_the_configuration_that_lies_beside_hugging_faces_weights_is_read(tmp_pa
     assert read_original(path, made.kind, {"mem_len": 7, "cutoffs": [40, 100]})[0].memory_length == 7
 
 
+def test_fairseq_keeps_hugging_faces_model_under_longer_names(tmp_path):
+    made = Original.of("hf_transfo_xl_untie_r")
+    longer = {f"decoder.model.{name}": tensor for name, tensor in made.tensors.items()}
+    torch.save({"model": longer, "args": None}, tmp_path / "f.pt")
+    paths = (tmp_path / "f.pt", made.save(tmp_path / "h.pt"))
+    found, expected = (load_original(path, kind=made.kind, config=made.options) for path in paths)
+    for name, tensor in expected.state_dict().items():
+        assert tensor.equal(found.state_dict()[name])
+
+
 def test_what_nothing_tells_has_the_originals_default(tmp_path):
     span, _ = read_original(Original.of("adaptive_span_basic").save(tmp_path / "s.pt"), "adaptive-span")
     assert (span.span.ramp, span.span.memory, span.span.penalty) == (32, "full", 0.0)

@@ -29,6 +29,7 @@ from longspan.interop.translation import (
 )
 
 TABLES = "word_emb.emb_layers"
+FAIRSEQ = "decoder.model."  # before Hugging Face's names in checkpoints of its examples/truncated_bptt
 WORD_CUTOFFS = (20000, 40000, 200000)  # of both projects, for WikiText-103
 INNER = (("0.weight", 0), ("0.bias", 0), ("3.weight", 1))  # the dimensions of the inner width
 
@@ -71,7 +72,7 @@ class TransformerXL(Translation):
     unused = re.compile(r"pos_emb\.inv_freq")
 
     def tensors(self, loaded: Mapping[str, Any]) -> Tensors:
-        found = only_tensors(loaded.get("model", loaded))
+        found = only_tensors(loaded.get("model", loaded), FAIRSEQ)
         first = f"{self.prefix}{TABLES}.0.weight"
         if first not in found:  # but for the prefix the two kinds look alike, and compute otherwise
             raise UserError(f"the tensor '{first}' is missing")
