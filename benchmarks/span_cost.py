@@ -3,7 +3,8 @@
     python benchmarks/span_cost.py --out FOLDER [--recipe enwik8] [--batch-size 64] [--block-length 512]
                                    [--precision bf16] [--device auto] [--steps 20]
 
-Training steps, optimizer included, by the path that training takes and with the clock of `longspan bench`:
+Training steps, optimizer included, by the path that training takes (on a GPU compiled), with the clock of
+`longspan bench`:
 - with all heads at 16, 64, 256 ... tokens up to the limit, and without attention: everything else is done
   (projections of queries, keys and values, memory, feed-forward, head), and every value stays where it is;
 - with the spans of `longspan bench --spans profile`, but one head of the last layer at half the limit, and at
@@ -49,25 +50,25 @@ def without_attention() -> AbstractContextManager[Any]:
 
 
 class Stopwatch:
-    """Median seconds of a step with given spans."""
+    """Median seconds of a step with given spans, of one model that is compiled once."""
 
     def __init__(self, config: RunConfig, device: torch.device, steps: int) -> None:
         self.config, self.device, self.steps = config, device, steps
-        self.vocabulary_size = known_vocabulary_size(config.data) or BYTES
-        with torch.device("meta"):
-            spans = learned_spans(build(config.model, self.vocabulary_size))
+        torch.manual_seed(0)
+        self.model = build(config.model, known_vocabulary_size(config.data) or BYTES).to(device)
+        spans = learned_spans(self.model)
         if not spans:
             raise SystemExit(f"{config.name} has no learned spans: give another --recipe")
         self.num_layers, self.num_heads = len(spans), spans[0].fractions_H().numel()
         self.limit = spans[0].limit
+        *_, self.fast = ways_for(self.model, device)
+        if config.training.compile:
+            self.model.compile()
 
     def seconds(self, spans_LH: Sequence[Sequence[int]], around: AbstractContextManager[Any]) -> float:
-        gc.collect()
-        torch.manual_seed(0)
-        model = build(self.config.model, self.vocabulary_size).to(self.device)
-        set_spans(model, spans_LH)
-        *_, fast = ways_for(model, self.device)
-        step = Training(model, self.config, fast).step
+        gc.collect()  # of what was recorded for other spans
+        set_spans(self.model, spans_LH)
+        step = Training(self.model, self.config, self.fast).step
         with around:
             times = seconds_of(step, self.device, times=self.steps, warm_ups=WARM_UPS[self.device.type])
         return statistics.median(times)
@@ -132,6 +133,7 @@ def main() -> None:
         name: getattr(options, name) for name in ("batch_size", "block_length", "precision")
     } | {"micro_batches": 1, "passage_length": None}
     device = pick_device(options.device)
+    table["training"]["compile"] = device.type == "cuda"
     watch = Stopwatch(schema.read(RunConfig, table), device, options.steps)
     figures = measure(watch) | {"options": vars(options) | {"out": str(options.out)}}
     figures["environment"] = environment(device)

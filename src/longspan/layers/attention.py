@@ -21,6 +21,7 @@ from longspan.layers.dropout import dropout
 from longspan.layers.head_rows import of_heads
 from longspan.layers.linear import Linear
 from longspan.layers.positions import LearnedDistanceKeys, Positions
+from longspan.layers.post_norm import normed_sum
 from longspan.layers.projections import end_to_end, product_dtype, rows_of_heads
 from longspan.layers.query_key_norm import QueryKeyNorm
 from longspan.layers.slots import PersistentSlots
@@ -224,8 +225,8 @@ class Attention(Block):
 
     def _joined(self, h_BTD: Tensor, out_BTD: Tensor) -> Tensor:
         """The residual stream with what attention adds to it."""
-        h_BTD = h_BTD + dropout(out_BTD, self.output_dropout, self.training)
-        return h_BTD if self.norm_first else self.norm(h_BTD)
+        out_BTD = dropout(out_BTD, self.output_dropout, self.training)
+        return h_BTD + out_BTD if self.norm_first else normed_sum(self.norm, h_BTD, out_BTD)
 
     def decoding_state(self, state: State) -> State:
         if self.norm_recalled and not self.empty_start:

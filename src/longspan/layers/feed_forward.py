@@ -11,6 +11,7 @@ from longspan.kernels.linear import FixedProduct, relu_feed_forward
 from longspan.layers.block import Block, Step
 from longspan.layers.dropout import dropout
 from longspan.layers.linear import Linear
+from longspan.layers.post_norm import normed_sum
 from longspan.state import State
 
 
@@ -47,7 +48,7 @@ class FeedForward(Block):
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         if self.norm_first:
             return h_BTD + self._feed_forward(self.norm(h_BTD)), state
-        return self.norm(h_BTD + self._feed_forward(h_BTD)), state
+        return normed_sum(self.norm, h_BTD, self._feed_forward(h_BTD)), state
 
     def _feed_forward(self, h_BTD: Tensor) -> Tensor:
         if self.activation is torch.relu and self.gate is None and not h_BTD.is_cuda:
