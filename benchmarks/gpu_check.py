@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 TESTS = [
     "tests/kernels/test_door.py",
     "tests/kernels/test_few_rows.py",
+    "tests/kernels/test_tables.py",
     "tests/kernels/test_placing.py",
     "tests/models/test_projections.py",
     "tests/training/test_ahead.py",

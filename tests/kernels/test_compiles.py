@@ -13,14 +13,15 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from longspan.kernels import few_rows
-from longspan.kernels.span_attention import recordable
+from longspan.kernels.span_attention import recordable, tables
 
 POINTERS = {"HEADS": "*i64", "COUNTS": "*i64", "MASK": "*fp32", "SUMS": "*fp32", "FOUND": "*fp32"}
 
 def build(kernel, **constants):
     kinds = {}
     for name in kernel.arg_names:
-        kinds[name] = POINTERS.get(name, "*bf16") if name.isupper() else "fp32" if name == "scale" else "i32"
+        pointer = name.isupper() and name not in "TH"
+        kinds[name] = POINTERS.get(name, "*bf16") if pointer else "fp32" if name == "scale" else "i32"
         if name in constants:
             kinds[name] = "constexpr"
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
@@ -29,19 +30,24 @@ def build(kernel, **constants):
 sizes = {"WIDTH": 48, "BK": 64}
 build(recordable._join_kernel, MOST=4, RENORMALISE=True, **sizes)
 build(recordable._join_kernel, MOST=1, RENORMALISE=False, **sizes)
+tile = {"BM": 64, "BN": 64, "PRECISION": "tf32", **sizes}
+build(tables._table_kernel, FIRST=1, **tile)
+build(tables._query_kernel, FIRST=0, **tile)
+build(tables._key_kernel, **tile)
+build(tables._sum_kernel, SHARED=True, FIRST=1, BD=32, **sizes)
 build(few_rows._product_kernel, HAS_BIAS=True, HAS_ONTO=True, BE=1, BD=2048)
 build(few_rows._product_kernel, HAS_BIAS=False, HAS_ONTO=False, BE=64, BD=32, BIAS=None, ONTO=None)
 given = ("HAS_SPANS", "HAS_POSITIONS", "HAS_CONTENT_BIAS", "HAS_POSITION_BIAS", "HAS_SLOTS", "HAS_FILLED")
 everything = dict.fromkeys(given, True)
-build(recordable._part_kernel, BN=32, LENGTH=256, FIRST=0, **everything, **sizes)
+build(recordable._part_kernel, BN=64, FIRST=0, **everything, **sizes)
 nothing = dict.fromkeys(given, False) | dict.fromkeys(
     ("MASK", "POSITION_KEYS", "CONTENT_BIAS", "POSITION_BIAS", "SLOT_K", "SLOT_V")
 )
-build(recordable._part_kernel, BN=32, LENGTH=256, FIRST=1, **nothing, **sizes)
+build(recordable._part_kernel, BN=64, FIRST=1, **nothing, **sizes)
 """
 
 
-def test_steps_of_decoding(tmp_path: object) -> None:
+def test_tables_and_steps_of_decoding(tmp_path: object) -> None:
     pytest.importorskip("triton", reason="Triton is for Linux")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)

@@ -255,23 +255,6 @@ def test_gradients_of_biased_queries_lie_beside_those_of_keys_and_values() -> No
         assert gradient.untyped_storage().data_ptr() == rows_BTRK.grad.untyped_storage().data_ptr()
 
 
-@pytest.mark.parametrize("first_distance", [0, 1])
-@pytest.mark.parametrize("shape", [(21, 4), (40, 4), (2, 30, 4)])
-def test_gradients_of_position_keys_are_summed_in_float32(
-    shape: tuple[int, ...], first_distance: int
-) -> None:
-    """From products in half precision, for keys that are fewer or more than the window has distances."""
-    layout = fused._layout((30, 30), ((30, 2),), 1, 8, torch.device("cpu"))
-    keys = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    moved = fused._moved(keys, layout, first_distance)
-    products_HCSK = torch.randn(2, *moved.shape[-3:]).half()
-    weight = products_HCSK.double() if keys.dim() == 3 else products_HCSK.double().sum(0)
-    (expected,) = torch.autograd.grad((moved * weight).sum(), keys)
-    surrounded = torch.nn.functional.pad(products_HCSK, (0, 0, fused.CLASSES, fused.CLASSES))
-    found = fused._moved_back(surrounded, keys.detach().float(), first_distance)
-    torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-5)
-
-
 def test_tiny_mass_inside_the_span_shows_the_epsilon() -> None:
     """A key out of the span takes all but e^-18 of the softmax, about as much as the 1e-8 and too little for
     fp16."""

@@ -71,7 +71,6 @@ def check_step_of_a_gpu(model: Stack, state: State, monkeypatch: pytest.MonkeyPa
         recordable.OneToken, "attend", lambda self, *qkv: attended.append(1) or attend(self, *qkv)
     )
     monkeypatch.setattr(recordable, "PART", 16)
-    monkeypatch.setattr(recordable, "TILE", 8)
     monkeypatch.setattr(span_attention, "_fused_path", lambda *_: fused)
     monkeypatch.setattr(linear, "_kernels", lambda _: few_rows)
     before, decoder = snapshot(state), Decoder(model, state)

@@ -1,17 +1,14 @@
 """Span attention on a GPU: the kernels of triton.py with the matrix products around them, and autograd.
 
 Heads come in groups that remember equally far. What a group remembers is one tensor of its keys and values,
-position by position; end to end they are the kernels' `PAST`. The term for the distance is a table that
-matrix products make, head by head, as wide as the window of the head's group. It is kept for the backward
-pass, which turns its gradient into those of queries and position keys by matrix products again. The kernels
-want query t of a text to find its distances t % 8 columns further on: so a head's product is a batch of 8, of
-every eighth query with position keys that begin as much later.
+position by position; end to end they are the kernels' `PAST`. The term for the distance is a table, as wide
+for a head as the window of its group (`tables.py`). It is kept for the backward pass, which turns its
+gradient into those of queries and position keys.
 
 The kernels add the bias of the content to queries as they read them, and sum its gradient in parts. What the
 table is made of, q + v, is written out. Its gradient is that of q too, less what came from the content.
 
-Shapes: as in the package, and G heads of a group, X = 2G (the keys of G heads, then their values), C = 8
-classes of queries, N = B x T / 8 queries of a class, S columns of the table.
+Shapes: as in the package, and G heads of a group, X = 2G (the keys of G heads, then their values).
 """
 
 from __future__ import annotations
@@ -25,11 +22,18 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
-from torch.nn import functional as F
 
 from longspan.errors import UserError
 from longspan.kernels.span_attention import triton as kernels
 from longspan.kernels.span_attention.queries import position_queries
+from longspan.kernels.span_attention.tables import (
+    CLASSES,
+    MARGIN,
+    Sizes,
+    distance_gradients,
+    distance_table,
+    whole,
+)
 
 LARGEST_HEAD = 128
 
@@ -46,27 +50,11 @@ TILES: dict[str, tuple[int, ...]] = {
 SLOT_CONSTANTS = ("WIDTH", "BK", "HAS_SPANS", "RENORMALISE", "HAS_DROPOUT", "PRECISION")
 
 
-# Queries whose rows of the table are moved on by 0, 1, 2 ... columns.
-CLASSES = 8
-
-# As far beyond the table a tile may read.
-MARGIN = 256
-
-
-class Table(NamedTuple):
-    """Where a head's distances are in the table: its first number, its rows and columns."""
-
-    begin: int
-    rows: int
-    columns: int
-
-
 class Layout(NamedTuple):
-    """Where every head finds its past and its table: for the host, and for the device in rows of 8."""
+    """Where every head finds its past and its table, in rows of 8 numbers, and how large all of it is."""
 
-    tables: tuple[Table, ...]
     heads: Tensor
-    table_size: int
+    table: Sizes
     longest_reach: int
 
 
@@ -89,23 +77,18 @@ def _layout(
     device: torch.device,
 ) -> Layout:
     """`pasts` are (rows, heads) of every group."""
-    heads, tables, head, past, begin = [], [], 0, 0, MARGIN
-    rows = batch * _whole(block)
+    heads, head, past, before, most = [], 0, 0, 0, 0
+    rows = batch * whole(block)
     for reach, size in pasts:
-        columns = _whole(max(windows[head : head + size])) + CLASSES
+        columns = whole(max(windows[head : head + size])) + CLASSES
         for index in range(size):
             keys, values, step = past + index, past + size + index, 2 * size
+            begin = MARGIN + rows * before
             heads.append([windows[head + index], reach, keys, values, step, batch * step, begin, columns])
-            tables.append(Table(begin, rows, columns))
-            begin += rows * columns
-        head, past = head + size, past + batch * reach * 2 * size
-    longest_reach = max(reach for reach, _ in pasts)
-    return Layout(tuple(tables), torch.tensor(heads, device=device), begin + MARGIN, longest_reach)
-
-
-def _whole(number: int) -> int:
-    """Rounded up to classes."""
-    return -(-number // CLASSES) * CLASSES
+            before += columns
+        head, past, most = head + size, past + batch * reach * 2 * size, max(most, columns)
+    table = Sizes(2 * MARGIN + rows * before, before, most)
+    return Layout(torch.tensor(heads, device=device), table, max(reach for reach, _ in pasts))
 
 
 def span_attention(
@@ -198,8 +181,8 @@ class _SpanAttention(torch.autograd.Function):
             asked = _head_after_head(q_BHTK, position_bias_HK)
         keys = table = None
         if position_keys is not None:
-            keys = _moved(position_keys.to(asked.dtype), layout, options.first_distance)
-            table = _distance_table(asked, keys, layout)
+            keys = position_keys.to(asked.dtype).contiguous()
+            table = distance_table(asked, keys, layout.heads, layout.table, options.first_distance)
         tile = _tiles("forward", q_BHTK)
         kernels.forward_kernel[(triton.cdiv(block, tile["BM"]), batch * heads)](
             q_BHTK, k_BHTK, v_BHTK, past, table, slot_k_HPK, slot_v_HPK, content_bias_HK, out_BHTK, lse_BHT,
@@ -284,9 +267,11 @@ class _SpanAttention(torch.autograd.Function):
         dposition_q = dposition_keys = None
         if dtable is not None:
             dposition_q = _like_rows(asked).zero_() if ctx.has_position_q else None
-            dasked = dq_BHTK if dposition_q is None else dposition_q
-            dkeys = _distance_gradients(dtable, asked, keys, layout, numbers["scale"], dasked)
-            dposition_keys = _moved_back(dkeys, position_keys, options.first_distance)
+            dposition_keys = distance_gradients(
+                dtable, asked, keys, layout.heads, layout.table, options.first_distance,
+                scale=numbers["scale"], dasked_BHTK=dq_BHTK if dposition_q is None else dposition_q,
+                dtype=position_keys.dtype,
+            )  # fmt: skip
         dcontent_bias_HK = dposition_bias_HK = None
         if dbiases is not None:
             dcontent_bias_HK = dbiases.sum((1, 2))
@@ -336,96 +321,6 @@ def _cut(row: Tensor | None, shapes: Sequence[torch.Size]) -> list[Tensor | None
 
 def _seed(device: torch.device) -> Tensor:
     return torch.randint(2**31, (1,), dtype=torch.int32, device=device)
-
-
-def _moved(position_keys: Tensor, layout: Layout, first_distance: int) -> Tensor:
-    """Position keys, oldest first, for each class moved on by one more row, [C, S, K] or [H, C, S, K].
-
-    S is that of the widest table, a narrower one has the last of it. Rows that are no distance are zeros.
-    """
-    columns = max(table.columns for table in layout.tables)
-    near = position_keys[..., : columns - CLASSES, :].flip(-2)
-    after = CLASSES - 1 + first_distance  # distance 0 is the last column but 7 of the first class
-    oldest_first = F.pad(near, (0, 0, columns + CLASSES - 1 - after - near.shape[-2], after))
-    return oldest_first.unfold(-2, columns, 1).mT.flip(-3)
-
-
-def _moved_back(dkeys_HCRK: Tensor, position_keys: Tensor, first_distance: int) -> Tensor:
-    """The gradient of position keys from those of `_moved`, which a margin of CLASSES zeros surrounds.
-
-    A key has moved on by one row from class to class: so does the view, and its sums are in float32.
-    """
-    heads, _, rows, width = dkeys_HCRK.shape
-    oldest_first = rows - CLASSES - 1
-    moved_together = dkeys_HCRK.as_strided(
-        (heads, CLASSES, oldest_first, width),
-        (CLASSES * rows * width, (rows + 1) * width, width, 1),
-        width,
-    )
-    dsums = moved_together.sum((0, 1) if position_keys.dim() == 2 else 1, dtype=torch.float32)
-    last = oldest_first - (CLASSES - 1 + first_distance)
-    near = min(position_keys.shape[-2], rows - 3 * CLASSES)
-    dnear = dsums[..., last - near : last, :].flip(-2)
-    return F.pad(dnear, (0, 0, 0, position_keys.shape[-2] - near)).to(position_keys.dtype)
-
-
-def _keys_of(keys: Tensor, head: int, table: Table) -> Tensor:
-    """The part of `_moved` position keys that a head's table is made with, [C, S, K]."""
-    return (keys if keys.dim() == 3 else keys[head])[:, keys.shape[-2] - table.columns :]
-
-
-def _by_class(x_BTK: Tensor) -> Tensor:
-    """A head's rows, every eighth together, [C, N, K]: a view, unless a text ends amidst eight."""
-    missing = -x_BTK.shape[1] % CLASSES
-    x_BTK = F.pad(x_BTK, (0, 0, 0, missing)) if missing else x_BTK
-    return torch.unflatten(x_BTK, 1, (-1, CLASSES)).permute(2, 0, 1, 3).flatten(1, 2)
-
-
-def _set_by_class(x_BTK: Tensor, rows_CNK: Tensor) -> None:
-    """Put a head's rows back, if they were no view."""
-    batch, block, _ = x_BTK.shape
-    if rows_CNK.data_ptr() != x_BTK.data_ptr():
-        back = torch.unflatten(rows_CNK, 1, (batch, -1)).permute(1, 2, 0, 3).flatten(1, 2)
-        x_BTK.copy_(back[:, :block])
-
-
-def _table_of(numbers: Tensor, table: Table) -> Tensor:
-    """A head's table of distances, [C, N, S]."""
-    own = numbers[table.begin : table.begin + table.rows * table.columns]
-    return own.view(-1, CLASSES, table.columns).transpose(0, 1)
-
-
-def _distance_table(asked_BHTK: Tensor, keys: Tensor, layout: Layout) -> Tensor:
-    """q_t . p_d for every query and the distances of its head's group, head after head."""
-    numbers = asked_BHTK.new_empty(layout.table_size)
-    for head, table in enumerate(layout.tables):
-        keys_CSK = _keys_of(keys, head, table)
-        torch.bmm(_by_class(asked_BHTK[:, head]), keys_CSK.mT, out=_table_of(numbers, table))
-    return numbers
-
-
-def _distance_gradients(
-    dnumbers: Tensor,
-    asked_BHTK: Tensor,
-    keys: Tensor,
-    layout: Layout,
-    scale: float,
-    dasked_BHTK: Tensor,
-) -> Tensor:
-    """The gradient of the `_moved` position keys of every head from that of the table, with CLASSES zeros
-    before and after. That of its queries is added to `dasked_BHTK`.
-    """
-    classes, columns, width = keys.shape[-3:]
-    dkeys_HCRK = keys.new_zeros(len(layout.tables), classes, columns + 2 * CLASSES, width)
-    dkeys_HCSK = dkeys_HCRK[:, :, CLASSES : CLASSES + columns]
-    for head, table in enumerate(layout.tables):
-        dtable_CNS, keys_CSK = _table_of(dnumbers, table), _keys_of(keys, head, table)
-        dasked_CNK = _by_class(dasked_BHTK[:, head])
-        dasked_CNK.baddbmm_(dtable_CNS, keys_CSK, alpha=scale)
-        _set_by_class(dasked_BHTK[:, head], dasked_CNK)
-        asked_CNK = _by_class(asked_BHTK[:, head])
-        _keys_of(dkeys_HCSK, head, table).baddbmm_(dtable_CNS.mT, asked_CNK, beta=0, alpha=scale)
-    return dkeys_HCRK
 
 
 def _strides(*tensors_BHTK: Tensor) -> list[int]:

@@ -27,8 +27,7 @@ from torch import Tensor
 
 from longspan.kernels.span_attention.mask import EPSILON, soft_mask
 
-PART = 256
-TILE = 32
+PART = 64
 
 EPS = tl.constexpr(EPSILON)
 
@@ -99,7 +98,7 @@ class OneToken:
             HAS_SPANS=self._mask_R is not None, HAS_POSITIONS=keys is not None,
             HAS_CONTENT_BIAS=self._biases[0] is not None, HAS_POSITION_BIAS=self._biases[1] is not None,
             HAS_SLOTS=slot_k_HPK is not None, HAS_FILLED=self._has_filled, FIRST=self._first_distance,
-            BN=TILE, LENGTH=PART, **constants,
+            BN=PART, **constants,
         )  # fmt: skip
         _join_kernel[(batch * heads,)](
             out_BHK, sums_3BHC, found_BHCK, self._counts_2B, batch, heads, self._parts,
@@ -109,23 +108,11 @@ class OneToken:
 
 
 @triton.jit
-def _with(top, z, y, acc, score_N, mask_N, v_NK):
-    """The sums with a tile more."""
-    highest = tl.maximum(top, tl.max(score_N, 0))
-    origin = tl.where(highest == float("-inf"), 0.0, highest)  # nothing was seen yet
-    before = tl.exp(top - origin)
-    e_N = tl.exp(score_N - origin)
-    seen_N = e_N * mask_N
-    acc = acc * before + tl.sum(seen_N[:, None] * v_NK, 0)
-    return highest, z * before + tl.sum(e_N, 0), y * before + tl.sum(seen_N, 0), acc
-
-
-@triton.jit
 def _part_kernel(
     Q, K, V, RINGS, HEADS, COUNTS, MASK, POSITION_KEYS, CONTENT_BIAS, POSITION_BIAS, SLOT_K, SLOT_V,
     SUMS, FOUND,
     step_q, step_k, step_v, batch, heads, parts, text_parts, num_slots, keys_of_head, scale,
-    WIDTH: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, LENGTH: tl.constexpr, FIRST: tl.constexpr,
+    WIDTH: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, FIRST: tl.constexpr,
     HAS_SPANS: tl.constexpr, HAS_POSITIONS: tl.constexpr, HAS_CONTENT_BIAS: tl.constexpr,
     HAS_POSITION_BIAS: tl.constexpr, HAS_SLOTS: tl.constexpr, HAS_FILLED: tl.constexpr,
 ):  # fmt: skip
@@ -140,8 +127,9 @@ def _part_kernel(
         content_K += tl.load(CONTENT_BIAS + head * WIDTH + k_K, mask=inside_K, other=0.0).to(tl.float32)
     if HAS_POSITION_BIAS:
         position_K += tl.load(POSITION_BIAS + head * WIDTH + k_K, mask=inside_K, other=0.0).to(tl.float32)
-    top, z, y = float("-inf"), 0.0, 0.0
-    acc_K = tl.zeros([BK], tl.float32)
+    score_N = tl.full([BN], float("-inf"), tl.float32)
+    mask_N = tl.zeros([BN], tl.float32)
+    v_NK = tl.zeros([BN, BK], tl.float32)
     if part < text_parts:
         begin, window = tl.load(HEADS + 2 * head), tl.load(HEADS + 2 * head + 1).to(tl.int32)
         step = tl.load(COUNTS + text)
@@ -153,50 +141,47 @@ def _part_kernel(
             newest = ring + step % (window + 1) * row_size + k_K
             tl.store(newest, new_k_K, mask=inside_K)
             tl.store(newest + WIDTH, new_v_K, mask=inside_K)
-        end = tl.minimum(window, (part + 1) * LENGTH)
-        for start in range(part * LENGTH, end, BN):
-            i_N = start + tl.arange(0, BN)
-            distance_N = i_N + FIRST
-            seen_N = i_N < end
-            if HAS_FILLED:
-                seen_N &= distance_N <= tl.load(COUNTS + batch + text)
-            remembered_N = seen_N & (distance_N > 0)
-            at_N = (step + window + 1 - distance_N) % (window + 1) * row_size
-            here_NK = remembered_N[:, None] & inside_K[None, :]
-            kv = ring + at_N[:, None] + k_K[None, :]
-            k_NK = tl.load(kv, mask=here_NK, other=0.0).to(tl.float32)
-            v_NK = tl.load(kv + WIDTH, mask=here_NK, other=0.0).to(tl.float32)
-            if FIRST == 0:
-                k_NK = tl.where(distance_N[:, None] == 0, new_k_K[None, :].to(tl.float32), k_NK)
-                v_NK = tl.where(distance_N[:, None] == 0, new_v_K[None, :].to(tl.float32), v_NK)
-            score_N = tl.sum(k_NK * content_K[None, :], 1)
-            if HAS_POSITIONS:
-                keys = POSITION_KEYS + head * keys_of_head + i_N[:, None] * WIDTH + k_K[None, :]
-                p_NK = tl.load(keys, mask=seen_N[:, None] & inside_K[None, :], other=0.0).to(tl.float32)
-                score_N += tl.sum(p_NK * position_K[None, :], 1)
-            score_N = tl.where(seen_N, score_N * scale, float("-inf"))
-            mask_N = seen_N.to(tl.float32)
-            if HAS_SPANS:
-                mask_N = tl.load(MASK + begin + i_N, mask=seen_N, other=0.0)
-            top, z, y, acc_K = _with(top, z, y, acc_K, score_N, mask_N, v_NK)
+        i_N = part * BN + tl.arange(0, BN)
+        distance_N = i_N + FIRST
+        seen_N = i_N < window
+        if HAS_FILLED:
+            seen_N &= distance_N <= tl.load(COUNTS + batch + text)
+        remembered_N = seen_N & (distance_N > 0)
+        at_N = (step + window + 1 - distance_N) % (window + 1) * row_size
+        here_NK = remembered_N[:, None] & inside_K[None, :]
+        kv = ring + at_N[:, None] + k_K[None, :]
+        k_NK = tl.load(kv, mask=here_NK, other=0.0).to(tl.float32)
+        v_NK = tl.load(kv + WIDTH, mask=here_NK, other=0.0).to(tl.float32)
+        if FIRST == 0:
+            k_NK = tl.where(distance_N[:, None] == 0, new_k_K[None, :].to(tl.float32), k_NK)
+            v_NK = tl.where(distance_N[:, None] == 0, new_v_K[None, :].to(tl.float32), v_NK)
+        score_N = tl.sum(k_NK * content_K[None, :], 1)
+        if HAS_POSITIONS:
+            keys = POSITION_KEYS + head * keys_of_head + i_N[:, None] * WIDTH + k_K[None, :]
+            p_NK = tl.load(keys, mask=seen_N[:, None] & inside_K[None, :], other=0.0).to(tl.float32)
+            score_N += tl.sum(p_NK * position_K[None, :], 1)
+        score_N = tl.where(seen_N, score_N * scale, float("-inf"))
+        mask_N = seen_N.to(tl.float32)
+        if HAS_SPANS:
+            mask_N = tl.load(MASK + begin + i_N, mask=seen_N, other=0.0)
     elif HAS_SLOTS:
-        slots_begin = (part - text_parts) * LENGTH
-        slots_end = tl.minimum(num_slots, slots_begin + LENGTH)
-        for start in range(slots_begin, slots_end, BN):
-            i_N = start + tl.arange(0, BN)
-            seen_N = i_N < slots_end
-            at_NK = (head * num_slots + i_N[:, None]) * WIDTH + k_K[None, :]
-            here_NK = seen_N[:, None] & inside_K[None, :]
-            k_NK = tl.load(SLOT_K + at_NK, mask=here_NK, other=0.0).to(tl.float32)
-            v_NK = tl.load(SLOT_V + at_NK, mask=here_NK, other=0.0).to(tl.float32)
-            score_N = tl.where(seen_N, tl.sum(k_NK * content_K[None, :], 1) * scale, float("-inf"))
-            top, z, y, acc_K = _with(top, z, y, acc_K, score_N, seen_N.to(tl.float32), v_NK)
+        i_N = (part - text_parts) * BN + tl.arange(0, BN)
+        seen_N = i_N < num_slots
+        at_NK = (head * num_slots + i_N[:, None]) * WIDTH + k_K[None, :]
+        here_NK = seen_N[:, None] & inside_K[None, :]
+        k_NK = tl.load(SLOT_K + at_NK, mask=here_NK, other=0.0).to(tl.float32)
+        v_NK = tl.load(SLOT_V + at_NK, mask=here_NK, other=0.0).to(tl.float32)
+        score_N = tl.where(seen_N, tl.sum(k_NK * content_K[None, :], 1) * scale, float("-inf"))
+        mask_N = seen_N.to(tl.float32)
+    top = tl.max(score_N, 0)
+    e_N = tl.exp(score_N - tl.where(top == float("-inf"), 0.0, top))  # perhaps there is nothing to be seen
+    weight_N = e_N * mask_N
     size = batch * heads * parts
     place = row * parts + part
     tl.store(SUMS + place, top)
-    tl.store(SUMS + size + place, z)
-    tl.store(SUMS + 2 * size + place, y)
-    tl.store(FOUND + place * WIDTH + k_K, acc_K, mask=inside_K)
+    tl.store(SUMS + size + place, tl.sum(e_N, 0))
+    tl.store(SUMS + 2 * size + place, tl.sum(weight_N, 0))
+    tl.store(FOUND + place * WIDTH + k_K, tl.sum(weight_N[:, None] * v_NK, 0), mask=inside_K)
 
 
 @triton.jit
