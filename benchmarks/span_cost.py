@@ -108,9 +108,14 @@ def draw(figures: dict[str, Any], path: Path) -> None:
 
     figure = Figure(figsize=(5, 3.2), layout="constrained")
     axes = figure.add_subplot()
-    axes.plot(*zip(*figures["all_heads"].items(), strict=True), marker="o", label="all heads at this span")
-    axes.axhline(figures["without_attention"], linestyle="--", color="gray", label="without attention")
-    axes.set(xlabel="span in tokens", ylabel="seconds per step", xscale="log", yscale="log")
+    milliseconds = {span: 1e3 * seconds for span, seconds in figures["all_heads"].items()}
+    axes.plot(*zip(*milliseconds.items(), strict=True), marker="o", label="all heads at this span")
+    axes.axhline(1e3 * figures["without_attention"], linestyle="--", color="gray", label="without attention")
+    axes.set(xlabel="span in tokens", ylabel="milliseconds per step")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:,.0f}")
     axes.legend(frameon=False)
     figure.savefig(path, dpi=150)
 
