@@ -255,6 +255,17 @@ def test_gradients_of_biased_queries_lie_beside_those_of_keys_and_values() -> No
         assert gradient.untyped_storage().data_ptr() == rows_BTRK.grad.untyped_storage().data_ptr()
 
 
+def test_queries_are_never_mapped_to_the_width_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of such rows need more room than there is: 388 KB of a GPU in float32 and a width of 1024."""
+    case = Case(windows=((12, 50),), reaches=(50,), block=3, positions="mapped", biases="both")
+    made, widths = fused.distance_table, []
+    monkeypatch.setattr(
+        fused, "distance_table", lambda asked, *of: widths.append(asked.shape[-1]) or made(asked, *of)
+    )
+    together(fused.span_attention, case, tensors_of(case, torch.float32, DEVICE))
+    assert widths == [case.width]
+
+
 def test_tiny_mass_inside_the_span_shows_the_epsilon() -> None:
     """A key out of the span takes all but e^-18 of the softmax, about as much as the 1e-8 and too little for
     fp16."""

@@ -25,7 +25,6 @@ from torch import Tensor
 
 from longspan.errors import UserError
 from longspan.kernels.span_attention import triton as kernels
-from longspan.kernels.span_attention.queries import position_queries
 from longspan.kernels.span_attention.tables import (
     CLASSES,
     MARGIN,
@@ -121,10 +120,9 @@ def span_attention(
     pasts = tuple((kv_BMXK.shape[1], kv_BMXK.shape[2] // 2) for kv_BMXK in past)
     layout = _layout(tuple(windows), pasts, batch, block, q_BHTK.device)
     slot_k_HPK, slot_v_HPK = (None, None) if slots is None else (x.to(dtype).contiguous() for x in slots)
-    position_q = None
-    if position_map_HKE is not None:
-        position_q = position_queries(q_BHTK, position_bias_HK, position_map_HKE).to(dtype)
-        position_bias_HK = None
+    if position_keys is not None and position_map_HKE is not None:
+        # Even for few queries: mapped, they are as wide as the model, and tiles of such rows find no room.
+        position_keys = position_keys @ position_map_HKE.mT
     if position_bias_HK is not None and content_bias_HK is None:
         content_bias_HK = torch.zeros_like(position_bias_HK)
     with torch.autocast(q_BHTK.device.type, enabled=False):
@@ -134,7 +132,6 @@ def span_attention(
             _rows_inside(v_BHTK.to(dtype)),
             None if content_bias_HK is None else content_bias_HK.float().contiguous(),
             None if position_bias_HK is None else position_bias_HK.float(),
-            position_q,
             position_keys,
             slot_k_HPK,
             slot_v_HPK,
@@ -161,7 +158,6 @@ class _SpanAttention(torch.autograd.Function):
         v_BHTK: Tensor,
         content_bias_HK: Tensor | None,
         position_bias_HK: Tensor | None,
-        position_q: Tensor | None,
         position_keys: Tensor | None,
         slot_k_HPK: Tensor | None,
         slot_v_HPK: Tensor | None,
@@ -176,9 +172,7 @@ class _SpanAttention(torch.autograd.Function):
         out_BHTK = _like_rows(q_BHTK)
         lse_BHT = q_BHTK.new_empty(batch, heads, block, dtype=torch.float32)
         seed = _seed(q_BHTK.device) if options.dropout > 0 else None
-        asked = q_BHTK if position_q is None else position_q
-        if position_bias_HK is not None:
-            asked = _head_after_head(q_BHTK, position_bias_HK)
+        asked = q_BHTK if position_bias_HK is None else _head_after_head(q_BHTK, position_bias_HK)
         keys = table = None
         if position_keys is not None:
             keys = position_keys.to(asked.dtype).contiguous()
@@ -198,8 +192,7 @@ class _SpanAttention(torch.autograd.Function):
             q_BHTK, k_BHTK, v_BHTK, past, content_bias_HK, asked, position_keys, keys, slot_k_HPK, slot_v_HPK,
             spans_H, filled_B, table, out_BHTK, lse_BHT, seed,
         )  # fmt: skip
-        ctx.has_position_bias, ctx.has_position_q = position_bias_HK is not None, position_q is not None
-        ctx.layout, ctx.options = layout, options
+        ctx.has_position_bias, ctx.layout, ctx.options = position_bias_HK is not None, layout, options
         ctx.past_shapes = [past_MBXK.shape for past_MBXK in pasts_MBXK]
         return out_BHTK
 
@@ -264,13 +257,11 @@ class _SpanAttention(torch.autograd.Function):
                 **{name: constants[name] for name in SLOT_CONSTANTS},
             )  # fmt: skip
             dslot_k, dslot_v = sums.sum(1).to(slot_k_HPK.dtype)
-        dposition_q = dposition_keys = None
+        dposition_keys = None
         if dtable is not None:
-            dposition_q = _like_rows(asked).zero_() if ctx.has_position_q else None
             dposition_keys = distance_gradients(
                 dtable, asked, keys, layout.heads, layout.table, options.first_distance,
-                scale=numbers["scale"], dasked_BHTK=dq_BHTK if dposition_q is None else dposition_q,
-                dtype=position_keys.dtype,
+                scale=numbers["scale"], dasked_BHTK=dq_BHTK, dtype=position_keys.dtype,
             )  # fmt: skip
         dcontent_bias_HK = dposition_bias_HK = None
         if dbiases is not None:
@@ -279,7 +270,7 @@ class _SpanAttention(torch.autograd.Function):
                 dposition_bias_HK = dq_BHTK.sum((0, 2), dtype=torch.float32) - dcontent_bias_HK
         dspans_H = None if spans_H is None else dspans.sum((1, 2))
         return (
-            dq_BHTK, dk_BHTK, dv_BHTK, dcontent_bias_HK, dposition_bias_HK, dposition_q, dposition_keys,
+            dq_BHTK, dk_BHTK, dv_BHTK, dcontent_bias_HK, dposition_bias_HK, dposition_keys,
             dslot_k, dslot_v, dspans_H, None, None, None, *_cut(dpast, ctx.past_shapes),
         )  # fmt: skip
 
