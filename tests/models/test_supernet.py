@@ -72,6 +72,23 @@ def weights_with_noise(block: StochasticBlock, tau: float, seed: int) -> Tensor:
     return torch.softmax((block.logits_K + gumbel_K) / tau, dim=0)
 
 
+def test_candidates_in_half_precision_are_mixed_in_full():
+    """What the logits learn is a difference of sums that half precision would round away."""
+    model = make().float().eval()
+    block, h_BTD = first_block(model), 3 + torch.randn(2, 5, 8, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        out_BTD, _ = block(h_BTD, block.initial_state(2))
+        each_KBTD = candidates_of(block, h_BTD).detach().double()
+    dout_BTD = torch.randn(2, 5, 8) + 30
+    (found_K,) = torch.autograd.grad(out_BTD, block.logits_K, dout_BTD.to(out_BTD.dtype))
+    logits_K = block.logits_K.detach().double().requires_grad_()
+    w_K = (logits_K / block._temperature[0]()).softmax(dim=0)
+    mixed_BTD = torch.einsum("k,kbtd->btd", w_K, each_KBTD)
+    (expected_K,) = torch.autograd.grad(mixed_BTD, logits_K, dout_BTD.double())
+    torch.testing.assert_close(out_BTD, mixed_BTD.float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found_K, expected_K.float(), rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("updates", [0, 4])
 def test_a_soft_block_is_the_weighted_sum(updates):
     model = make().train()

@@ -57,8 +57,10 @@ class StochasticBlock(Block):
             out_BTD, after = self.candidates[self.chosen](h_BTD, state.branch(self.chosen))
             return out_BTD, State({**state, self.chosen: after})
         results = {letter: block(h_BTD, state.branch(letter)) for letter, block in self.candidates.items()}
-        weights = self._weights_K().to(h_BTD.dtype).unbind()
-        weighted = [w * out_BTD for w, (out_BTD, _) in zip(weights, results.values(), strict=True)]
+        # What the weights learn is a small difference of large sums: too small for half precision.
+        exact = torch.promote_types(h_BTD.dtype, self.logits_K.dtype)
+        weights = self._weights_K().to(exact).unbind()
+        weighted = [w * out_BTD.to(exact) for w, (out_BTD, _) in zip(weights, results.values(), strict=True)]
         return reduce(torch.add, weighted), State({letter: after for letter, (_, after) in results.items()})
 
     def decoding_state(self, state: State) -> State:
