@@ -25,6 +25,7 @@ from torch import Tensor
 
 from longspan.errors import UserError
 from longspan.kernels.span_attention import triton as kernels
+from longspan.kernels.span_attention.queries import biased
 from longspan.kernels.span_attention.tables import (
     CLASSES,
     MARGIN,
@@ -172,7 +173,7 @@ class _SpanAttention(torch.autograd.Function):
         out_BHTK = _like_rows(q_BHTK)
         lse_BHT = q_BHTK.new_empty(batch, heads, block, dtype=torch.float32)
         seed = _seed(q_BHTK.device) if options.dropout > 0 else None
-        asked = q_BHTK if position_bias_HK is None else _head_after_head(q_BHTK, position_bias_HK)
+        asked = biased(q_BHTK, position_bias_HK)
         keys = table = None
         if position_keys is not None:
             keys = position_keys.to(asked.dtype).contiguous()
@@ -279,13 +280,6 @@ def _like_rows(x_BHTK: Tensor, times: int = 1) -> Tensor:
     """Room for so many tensors of this shape that lies as [B, T, H, K]: what follows joins the heads."""
     batch, heads, block, width = x_BHTK.shape
     return x_BHTK.new_empty(batch, block, times * heads, width).transpose(1, 2)
-
-
-def _head_after_head(q_BHTK: Tensor, bias_HK: Tensor) -> Tensor:
-    """q + bias, which lies as [H, B, T, K]: every head's rows go into products of their own."""
-    batch, heads, block, width = q_BHTK.shape
-    room_HBTK = q_BHTK.new_empty(heads, batch, block, width)
-    return torch.add(q_BHTK, bias_HK.to(q_BHTK.dtype)[:, None], out=room_HBTK.transpose(0, 1))
 
 
 def _end_to_end(tensors: Sequence[Tensor]) -> Tensor:
