@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from longspan.layers.dropout import dropout, hashed_dropout
+from longspan.config import ModernConfig, SpanConfig
+from longspan.layers.dropout import GrowingDropout, dropout, hashed_dropout
+from longspan.models import build
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.3, 0.8])
@@ -40,3 +43,53 @@ def test_outside_compiled_code_it_is_that_of_torch():
     torch.manual_seed(1)
     assert torch.equal(ours, torch.nn.functional.dropout(x, 0.5))
     assert dropout(x, 0.5, training=False) is x
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(0, 0.1), (2, 0.1), (3, 0.15), (6, 0.3), (10, 0.5), (99, 0.5)]
+)
+def test_it_grows_with_passes_through_the_text(number: int, expected: float) -> None:
+    torch.manual_seed(0)
+    growing = GrowingDropout(0.1, 0.5)
+    growing.begin_pass(number)
+    assert growing.probability.item() == pytest.approx(expected)
+    x = torch.ones(300, 1000)
+    for out in (dropout(x, growing, training=True), hashed_dropout(x, growing.probability)):
+        assert (out == 0).float().mean().item() == pytest.approx(expected, abs=0.003)
+        torch.testing.assert_close(out.amax(), 1 / (1 - growing.probability))
+    assert dropout(x, growing, training=False) is x
+
+
+def test_a_model_drops_more_where_it_has_read_more() -> None:
+    config = ModernConfig(
+        num_layers=2,
+        width=16,
+        num_heads=2,
+        inner_width=32,
+        repeat_dropout=0.5,
+        span=SpanConfig(limit=16, ramp=4),
+    )
+    torch.manual_seed(0)
+    model, tokens_BT = build(config, vocabulary_size=30), torch.randint(30, (2, 12))
+    with torch.no_grad():
+        for parameter in model.parameters():  # what adds to the residual begins at zero
+            parameter.normal_(std=0.2)
+
+    def read(number: int) -> Tensor:
+        model.begin_pass(number)
+        return model(tokens_BT, model.initial_state(2))[0]
+
+    expected = model.eval()(tokens_BT, model.initial_state(2))[0]
+    model.train()
+    assert torch.equal(read(0), expected)
+    assert not torch.allclose(read(20), expected)
+    assert torch.equal(read(2), expected)
+
+
+def test_what_grows_from_nothing_drops_nothing_before() -> None:
+    growing = GrowingDropout(0.0, 0.5)
+    x = torch.randn(64, 64)
+    assert torch.equal(hashed_dropout(x, growing.probability), x)
+    before = torch.get_rng_state()
+    assert torch.equal(dropout(x, growing, training=True), x)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -54,6 +54,11 @@ class ModernConfig:
     dropout: float = option(
         0.0, help="dropout on embeddings, attention weights, and the outputs of all layers"
     )
+    repeat_dropout: float = option(
+        0.0,
+        help="dropout on the outputs of all layers where a text is read often: none in three passes, then "
+        "growing, and this much from the eleventh on",
+    )
     tied: bool = option(False, help="predict with the table of the embedding")
     softcap: float | None = option(None, help="keep the scores of words within this (default: no limit)")
     span: SpanConfig = section(SpanConfig, help="where a head may look")
@@ -79,7 +84,7 @@ class ModernConfig:
             raise ValueError(f"ngram_width must be between 1 and width {self.width}")
         if not self.rotary_base > 1.0:
             raise ValueError("rotary_base must be above 1")
-        for name in ("dropout", "ngram_dropout"):
+        for name in ("dropout", "ngram_dropout", "repeat_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must be at least 0 and below 1")
         if self.softcap is not None and not self.softcap > 0.0:

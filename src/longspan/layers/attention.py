@@ -17,7 +17,7 @@ from longspan.kernels.placing import Placed, place
 from longspan.kernels.span_attention import cuts_windows, head_groups, one_token, soft_mask, span_attention
 from longspan.layers import head_memory
 from longspan.layers.block import Block, Step
-from longspan.layers.dropout import dropout
+from longspan.layers.dropout import GrowingDropout, dropout
 from longspan.layers.head_rows import of_heads
 from longspan.layers.linear import Linear
 from longspan.layers.positions import LearnedDistanceKeys, Positions
@@ -67,7 +67,7 @@ class Attention(Block):
         slots: PersistentSlots | None = None,
         head_width: int | None = None,
         dropout: float,
-        output_dropout: float = 0.0,
+        output_dropout: float | GrowingDropout = 0.0,
         norm_first: bool,
         norm_recalled: bool = False,
         sees_itself: bool = False,

@@ -1,30 +1,61 @@
-"""Dropout that costs little where it is compiled together with what surrounds it."""
+"""Dropout that costs little where it is compiled with what surrounds it, and dropout that grows."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+FRESH, STALE = 3, 11
+"""So many passes through a text leave nothing to be feared, and from the last of so many on all of it."""
 
-def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
+
+class GrowingDropout(nn.Module):
+    """Dropout that sets in where a text is read again and again, from `least` to `most`.
+
+    A number on the device, since a recorded step is to hold for every pass.
+    """
+
+    probability: Tensor
+
+    def __init__(self, least: float, most: float) -> None:
+        super().__init__()
+        self.least, self.most = least, most
+        self.register_buffer("probability", torch.tensor(least), persistent=False)
+
+    def begin_pass(self, number: int) -> None:
+        """Passes count from 0."""
+        grown = min(max((number + 1 - FRESH) / (STALE - FRESH), 0.0), 1.0)
+        self.probability.fill_(self.least + (self.most - self.least) * grown)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda:
+            return hashed_dropout(x, self.probability)
+        probability = self.probability.item()
+        return F.dropout(x, probability, probability > 0)
+
+
+def dropout(x: Tensor, probability: float | GrowingDropout, training: bool) -> Tensor:
     """torch's dropout; in compiled code for a GPU, by a hash of the place of every number.
 
     There the generator of torch takes longer than reading and writing the numbers.
     """
+    if isinstance(probability, GrowingDropout):
+        return probability(x) if training else x
     if training and probability > 0 and x.is_cuda and torch.compiler.is_compiling():
         return hashed_dropout(x, probability)
     return F.dropout(x, probability, training)
 
 
-def hashed_dropout(x: Tensor, probability: float) -> Tensor:
+def hashed_dropout(x: Tensor, probability: float | Tensor) -> Tensor:
     """Dropout by a hash of 32 bits, seeded by one number of torch's generator."""
     seed = torch.randint(2**31, (), dtype=torch.int32, device=x.device)
     mixed = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape) ^ seed
     mixed = (mixed ^ _shifted(mixed, 16)) * 0x7FEB352D
     mixed = (mixed ^ _shifted(mixed, 15)) * (0x846CA68B - 2**32)
     mixed = mixed ^ _shifted(mixed, 16)
-    kept = mixed >= int(probability * 2**32) - 2**31
+    limit = probability * 2**32 - 2**31
+    kept = mixed >= (limit.to(torch.int32) if isinstance(limit, Tensor) else int(limit))
     return torch.where(kept, x / (1 - probability), 0.0)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from longspan.kernels.linear import FixedProduct, relu_feed_forward
 from longspan.layers.block import Block, Step
-from longspan.layers.dropout import dropout
+from longspan.layers.dropout import GrowingDropout, dropout
 from longspan.layers.linear import Linear
 from longspan.layers.post_norm import normed_sum
 from longspan.state import State
@@ -29,7 +29,7 @@ class FeedForward(Block):
         *,
         activation: Callable[[Tensor], Tensor] = torch.relu,
         dropout: float,
-        output_dropout: float = 0.0,
+        output_dropout: float | GrowingDropout = 0.0,
         norm_first: bool,
         norm: Callable[[int], nn.Module] = nn.LayerNorm,
         gated: bool = False,

@@ -28,6 +28,7 @@ from longspan.config import ModernConfig
 from longspan.heads import SoftmaxHead
 from longspan.layers.attention import Attention
 from longspan.layers.block import Block
+from longspan.layers.dropout import GrowingDropout
 from longspan.layers.feed_forward import FeedForward, squared_relu
 from longspan.layers.ngrams import NgramEmbeddings
 from longspan.layers.positions import LearnedDistanceKeys, NoPositions, Positions
@@ -47,6 +48,9 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
     norm = partial(nn.RMSNorm, eps=1e-6)
     positions = _positions(config)
+    output_dropout: float | GrowingDropout = config.dropout
+    if config.repeat_dropout > config.dropout:
+        output_dropout = GrowingDropout(config.dropout, config.repeat_dropout)
     blocks: list[Block] = []
     if config.convolution:
         blocks.append(ShortConvolution(config.width, config.convolution, norm=norm))
@@ -58,7 +62,7 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
                 span=build_span(config.span, config.num_heads),
                 positions=positions,
                 dropout=config.dropout,
-                output_dropout=config.dropout,
+                output_dropout=output_dropout,
                 norm_first=True,
                 sees_itself=True,
                 empty_start=True,
@@ -72,7 +76,7 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
                 activation=_ACTIVATIONS[config.feed_forward],
                 gated=config.feed_forward == "swiglu",
                 dropout=0.0,
-                output_dropout=config.dropout,
+                output_dropout=output_dropout,
                 norm_first=True,
                 norm=norm,
                 bias=False,
@@ -96,7 +100,7 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
         head,
         shared={"positions": positions} if positions.shared else None,
         final_norm=norm(config.width),
-        dropout=config.dropout,
+        dropout=output_dropout,
         ngrams=ngrams,
     )
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from longspan.heads import Head
 from longspan.layers.block import Block, Step
+from longspan.layers.dropout import GrowingDropout
 from longspan.layers.dropout import dropout as drop
 from longspan.layers.embeddings import AdaptiveEmbedding
 from longspan.layers.ngrams import NgramEmbeddings
@@ -34,7 +35,7 @@ class Stack(LanguageModel):
         *,
         shared: Mapping[str, nn.Module] | None = None,
         final_norm: nn.Module | None = None,
-        dropout: float = 0.0,
+        dropout: float | GrowingDropout = 0.0,
         ngrams: NgramEmbeddings | None = None,
     ) -> None:
         super().__init__()
@@ -87,14 +88,15 @@ class Stack(LanguageModel):
         if self.final_norm is not None:
             # Not `.compile()`, which leaves torch's own modules as they are.
             self.final_norm.forward = torch.compile(self.final_norm.forward)
-        if self.dropout > 0:
+        if self.dropout != 0:
             self._drop = torch.compile(drop)
         if self.ngrams is not None:
             self.ngrams.compile_parts()
 
     def begin_pass(self, number: int) -> None:
-        if self.ngrams is not None:
-            self.ngrams.begin_pass(number)
+        for module in self.modules():
+            if isinstance(module, NgramEmbeddings | GrowingDropout):
+                module.begin_pass(number)
 
     def decoding_state(self, state: State) -> State:
         blocks = state.branch("blocks")
