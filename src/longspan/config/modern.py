@@ -56,8 +56,8 @@ class ModernConfig:
     )
     repeat_dropout: float = option(
         0.0,
-        help="dropout on the outputs of all layers where a text is read often: none in three passes, then "
-        "growing, and this much from the eleventh on",
+        help="dropout on embeddings and the outputs of all layers where a text is read often: none in three "
+        "passes, then growing, and this much from the nineteenth on",
     )
     tied: bool = option(False, help="predict with the table of the embedding")
     softcap: float | None = option(None, help="keep the scores of words within this (default: no limit)")
