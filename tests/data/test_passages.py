@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longspan.config import TrainingConfig, schema
+from longspan.config import RunConfig, TrainingConfig, schema
 from longspan.data import LanePosition, Passages
 from longspan.errors import UserError
 
@@ -106,3 +106,23 @@ def test_text_smaller_than_one_passage_is_one_clear_line():
 def test_settings_that_do_not_fit(options, problem):
     with pytest.raises(UserError, match=problem):
         schema.read(TrainingConfig, options)
+
+
+def test_blocks_of_another_length_go_on_in_the_passage_if_they_fit_and_else_in_the_next():
+    tokens = np.arange(400)
+    fours, twos, sixes = (Passages(tokens, 2, block_length, 12) for block_length in (4, 2, 6))
+    first = fours.next(LanePosition())
+    two, six = twos.next(first.position), sixes.next(first.position)
+    assert torch.equal(two.tokens_BT[:, 0], first.tokens_BT[:, 0] + 4)
+    assert (two.begins, two.position.offset) == (False, 6)
+    assert (six.begins, six.position.offset) == (True, 18)
+    assert same(six, sixes.next(dataclasses.replace(first.position, offset=12)))
+
+
+def test_blocks_of_a_stage_must_fit_passages_too():
+    table = {
+        "training": {"block_length": 4, "passage_length": 12},
+        "stage": [{"name": "long", "steps": 1, "learning_rate": 0.1, "block_length": 8}],
+    }
+    with pytest.raises(UserError, match=r"12, must be a multiple of the block_length of stage 'long', 8"):
+        schema.read(RunConfig, table)

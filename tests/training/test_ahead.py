@@ -29,7 +29,9 @@ def lanes(**options: Any) -> Lanes:
 
 
 def blocks_ahead(source: Any, device: torch.device = CPU) -> Ahead:
-    return Ahead(source, SIZE["batch_size"] * SIZE["block_length"], device)
+    ahead = Ahead(SIZE["batch_size"] * SIZE["block_length"], device)
+    ahead.follow(source)
+    return ahead
 
 
 def walk(source: Lanes | Ahead, position: LanePosition = Lanes.start) -> Iterator[Block]:

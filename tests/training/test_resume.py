@@ -133,6 +133,22 @@ def test_death_at_the_border_of_two_stages_with_one_optimizer(
     assert outcome(tmp_path / "run") == outcome(whole)
 
 
+def test_stages_with_blocks_of_their_own(text: Path, tmp_path: Path) -> None:
+    """The second goes on where the first ended, also after a death."""
+    config = small_config(
+        text, training__block_jitter=False, stage__0__steps=10, stage__1__steps=5, stage__1__block_length=40
+    )
+    whole = train(config, tmp_path / "whole").path
+    *_, last = (line for line in metrics(whole) if line["kind"] == "train")
+    assert last["tokens"] == 6 * (10 * 24 + 5 * 40)
+    with pytest.raises(MemoryError):
+        train(config, tmp_path / "run", reporter=Dies("fine step 11 "))
+    with pytest.raises(MemoryError):
+        resume(tmp_path / "run", reporter=Dies("fine step 13 "))
+    resume(tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(whole)
+
+
 def test_another_machine_is_mentioned(text: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(Interrupted):

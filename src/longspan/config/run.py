@@ -39,6 +39,17 @@ class RunConfig:
         if self.search is not None and getattr(self.model, "pattern", None) is not None:
             raise ValueError("search finds the pattern: leave out model.pattern or [search]")
 
+        passage = self.training.passage_length
+        for stage in self.stage:
+            if passage is not None and passage % (stage.block_length or 1):
+                raise ValueError(
+                    f"training.passage_length, {passage}, must be a multiple of the block_length of stage "
+                    f"{stage.name!r}, {stage.block_length}"
+                )
+
+    def block_length(self, stage: StageConfig) -> int:
+        return stage.block_length or self.training.block_length
+
     @staticmethod
     def from_toml(content: bytes, source: str) -> RunConfig:
         return schema.read(RunConfig, schema.parse_toml(content, source))

@@ -63,6 +63,9 @@ class StageConfig:
     span_learning_rate: float | None = option(
         None, help="the rate of learned spans, in parts of their limit (default: as for other vectors)"
     )
+    block_length: int | None = option(
+        None, help="tokens read per step in every lane, from where the last stage ended (default: training's)"
+    )
     max_seconds: float | None = option(
         None, help="end the stage after this much training time; schedules that end with it run over the time"
     )
@@ -72,6 +75,8 @@ class StageConfig:
             raise ValueError("steps must be at least 1")
         if self.max_seconds is not None and not self.max_seconds > 0:
             raise ValueError("max_seconds must be above 0")
+        if self.block_length is not None and self.block_length < 1:
+            raise ValueError("block_length must be at least 1")
         for name in (
             "learning_rate",
             "adamw_learning_rate",

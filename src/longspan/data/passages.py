@@ -39,7 +39,7 @@ class Passages:
         seed: int = 0,
         rows: range | None = None,
     ) -> None:
-        """`passage_length` is a multiple of `block_length`."""
+        """`passage_length` is a multiple of `block_length`; a position may come from blocks of another."""
         check_fits(tokens, batch_size, passage_length, unit="passage")
         self._tokens = np.asarray(tokens)  # plain slices of a memory map are cheaper than its own
         self._batch_size, self._block_length, self._length = batch_size, block_length, passage_length
@@ -51,6 +51,8 @@ class Passages:
     def next(self, position: LanePosition) -> Block | None:
         """The block at `position`; nothing when the walk stops at the end and is there."""
         offset, passes = position.offset, position.passes
+        if offset % self._length % self._block_length:  # what is left of the passage is no whole blocks
+            offset += self._length - offset % self._length
         if offset // self._length >= len(self._begins_of(passes)):
             if self._at_end == "stop":
                 return None

@@ -20,9 +20,11 @@ class Ahead:
     the thread is raised where its block is asked for. The thread ends with the `with`.
     """
 
-    def __init__(self, walk: Lanes | Passages, most_tokens: int, device: torch.device) -> None:
+    _walk: Lanes | Passages
+
+    def __init__(self, most_tokens: int, device: torch.device) -> None:
         """`most_tokens` are those of the largest block."""
-        self._walk, self._most_tokens = walk, most_tokens
+        self._most_tokens = most_tokens
         self._pinned = device.type == "cuda"
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="blocks-ahead")
         self._foreseen: tuple[LanePosition, Future[Block | None]] | None = None
@@ -34,6 +36,10 @@ class Ahead:
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._thread.shutdown(cancel_futures=True)
+
+    def follow(self, walk: Lanes | Passages) -> None:
+        """Go on by another walk: what was foreseen may be cut otherwise there."""
+        self._walk, self._foreseen = walk, None
 
     def next(self, position: LanePosition) -> Block | None:
         """The block at `position`, as the walk has it."""
@@ -49,16 +55,17 @@ class Ahead:
         # Not in the thread: to ask for pinned memory while a step is recorded would spoil the recording.
         # torch gives memory out again only when copies from it are done.
         memory = _pinned_memory(2 * self._most_tokens) if self._pinned else None
-        self._foreseen = position, self._thread.submit(self._prepared, position, memory)
+        self._foreseen = position, self._thread.submit(_prepared, self._walk, position, memory)
 
-    def _prepared(self, position: LanePosition, memory: Tensor | None) -> Block | None:
-        block = self._walk.next(position)
-        if block is None or memory is None:
-            return block
-        both_2BT = memory[: 2 * block.tokens_BT.numel()].view(2, *block.tokens_BT.shape)
-        torch.stack([block.tokens_BT, block.targets_BT], out=both_2BT)
-        tokens_BT, targets_BT = both_2BT
-        return replace(block, tokens_BT=tokens_BT, targets_BT=targets_BT)
+
+def _prepared(walk: Lanes | Passages, position: LanePosition, memory: Tensor | None) -> Block | None:
+    block = walk.next(position)
+    if block is None or memory is None:
+        return block
+    both_2BT = memory[: 2 * block.tokens_BT.numel()].view(2, *block.tokens_BT.shape)
+    torch.stack([block.tokens_BT, block.targets_BT], out=both_2BT)
+    tokens_BT, targets_BT = both_2BT
+    return replace(block, tokens_BT=tokens_BT, targets_BT=targets_BT)
 
 
 def _pinned_memory(num_tokens: int) -> Tensor:

@@ -55,8 +55,8 @@ class Loop:
         training = self._config.training
         self._device = next(model.parameters()).device
         self._updater = Updater(model, precision=training.precision, micro_batches=training.micro_batches)
-        walk = _walk(corpus.splits["train"].tokens, training)
-        self._blocks = Ahead(walk, training.batch_size * training.block_length, self._device)
+        longest = max(map(self._config.block_length, self._config.stage))
+        self._blocks = Ahead(training.batch_size * longest, self._device)
         self._average = Average(model, training.average) if training.average else None
         self._health = Health(folder, model)
         self._interrupt = Interrupt()
@@ -69,7 +69,7 @@ class Loop:
 
     def _begin(self) -> None:
         self._progress, self._window = Progress(), Window()
-        self._method.begin_stage(self._stage)
+        self._begin_stage()
         self._state = self._model.initial_state(self._config.training.batch_size)
         self._records = Records(self._folder)
         self._unsaved = False
@@ -78,7 +78,7 @@ class Loop:
         facts = saved.facts
         self._progress = Progress.from_json(facts["progress"])
         self._window = Window.from_json(facts["window"])
-        self._method.begin_stage(self._stage)
+        self._begin_stage()
         self._state = snapshot.unpack(saved, self._model, self._method.optimizers, self._device)
         if self._average is not None:
             self._average.restore(saved.below("average"))
@@ -140,8 +140,13 @@ class Loop:
             if self._progress.stage + 1 == len(self._config.stage):
                 return False
             self._progress.begin_next_stage()
-            self._method.begin_stage(self._stage)
+            self._begin_stage()
         return True
+
+    def _begin_stage(self) -> None:
+        self._method.begin_stage(self._stage)
+        tokens, block_length = self._corpus.splits["train"].tokens, self._config.block_length(self._stage)
+        self._blocks.follow(_walk(tokens, self._config.training, block_length))
 
     def _step(self, block: Block) -> None:
         stage, progress = self._stage, self._progress
@@ -309,8 +314,8 @@ class Loop:
         )
 
 
-def _walk(tokens: npt.NDArray[Any], training: TrainingConfig) -> Lanes | Passages:
-    sizes = training.batch_size, training.block_length
+def _walk(tokens: npt.NDArray[Any], training: TrainingConfig, block_length: int) -> Lanes | Passages:
+    sizes = training.batch_size, block_length
     if training.passage_length is not None:
         return Passages(tokens, *sizes, training.passage_length, at_end=training.at_end, seed=training.seed)
     return Lanes(tokens, *sizes, jitter=training.block_jitter, at_end=training.at_end, seed=training.seed)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from longspan.config import RunConfig, TrainingConfig
+from longspan.config import RunConfig
 from longspan.data import TokenizedCorpus, check_fits, corpora, prepare, registry
 from longspan.errors import UserError
 from longspan.evaluation.protocols import PROTOCOLS
@@ -37,7 +37,7 @@ def train(
     device = pick_device(config.training.device)  # a wrong name shows now, not after minutes of preparing
     with reporter or Reporter() as reporter:
         corpus = prepare(config.data, progress=reporter.say)
-        _check_fits(config.training, corpus)
+        _check_fits(config, corpus)
         _check_can_be_scored(config, corpus)
         with torch.device("meta"):  # a model that does not fit the vocabulary leaves no folder behind
             build_run(config, corpus.tokenizer.vocabulary_size)
@@ -80,10 +80,11 @@ def _anchored(config: RunConfig) -> RunConfig:
     return replace(config, data=replace(config.data, corpus=place))
 
 
-def _check_fits(training: TrainingConfig, corpus: TokenizedCorpus) -> None:
+def _check_fits(config: RunConfig, corpus: TokenizedCorpus) -> None:
+    training = config.training
     text, lanes = corpus.splits["train"], training.batch_size
     if training.passage_length is None:
-        check_fits(text, lanes, training.block_length)
+        check_fits(text, lanes, max(map(config.block_length, config.stage), default=training.block_length))
     else:
         check_fits(text, lanes, training.passage_length, unit="passage")
 
