@@ -335,6 +335,8 @@ def test_parameters_and_costs_by_hand() -> None:
         ({"num_heads": 16}, "must be even, not 1"),
         ({"num_heads": 3}, "not a multiple"),
         ({"softcap": 0.0}, "softcap must be above 0"),
+        ({"dropout": 0.2, "repeat_dropout": 0.1}, "repeat_dropout must be above dropout"),
+        ({"repeat_dropout": 1.0}, "repeat_dropout must be at least 0 and below 1"),
         ({"rotary_base": 1.0}, "rotary_base must be above 1"),
         ({"dropout": 1.0}, "dropout must be"),
         ({"convolution": 1}, "convolution must be"),

@@ -36,6 +36,7 @@ feed_forward = "swiglu"
 ngrams = [2, 3]
 ngram_rows = 300
 ngram_dropout = 0.4
+repeat_dropout = 0.3
 tied = true
 softcap = 15.0
 

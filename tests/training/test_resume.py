@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from longspan.config import RunConfig
 from longspan.errors import UserError
 from longspan.training import Interrupted, resume, train
 
@@ -113,6 +114,16 @@ def test_another_text_is_refused_before_there_is_a_checkpoint(text: Path, tmp_pa
         resume(tmp_path / "run")
 
 
+def check_deaths_in_the_second_stage(config: RunConfig, place: Path) -> None:
+    whole = train(config, place / "whole").path
+    with pytest.raises(MemoryError):
+        train(config, place / "run", reporter=Dies("fine step 11 "))
+    with pytest.raises(MemoryError):
+        resume(place / "run", reporter=Dies("fine step 13 "))
+    resume(place / "run")
+    assert outcome(place / "run") == outcome(whole)
+
+
 @pytest.mark.parametrize("optimizer", ["adagrad", "muon"])
 def test_death_at_the_border_of_two_stages_with_one_optimizer(
     text: Path, tmp_path: Path, optimizer: str
@@ -124,13 +135,7 @@ def test_death_at_the_border_of_two_stages_with_one_optimizer(
         stage__1__optimizer=optimizer,
         stage__1__steps=5,
     )
-    whole = train(config, tmp_path / "whole").path
-    with pytest.raises(MemoryError):
-        train(config, tmp_path / "run", reporter=Dies("fine step 11 "))
-    with pytest.raises(MemoryError):
-        resume(tmp_path / "run", reporter=Dies("fine step 13 "))
-    resume(tmp_path / "run")
-    assert outcome(tmp_path / "run") == outcome(whole)
+    check_deaths_in_the_second_stage(config, tmp_path)
 
 
 def test_stages_with_blocks_of_their_own(text: Path, tmp_path: Path) -> None:
@@ -138,15 +143,9 @@ def test_stages_with_blocks_of_their_own(text: Path, tmp_path: Path) -> None:
     config = small_config(
         text, training__block_jitter=False, stage__0__steps=10, stage__1__steps=5, stage__1__block_length=40
     )
-    whole = train(config, tmp_path / "whole").path
-    *_, last = (line for line in metrics(whole) if line["kind"] == "train")
+    check_deaths_in_the_second_stage(config, tmp_path)
+    *_, last = (line for line in metrics(tmp_path / "run") if line["kind"] == "train")
     assert last["tokens"] == 6 * (10 * 24 + 5 * 40)
-    with pytest.raises(MemoryError):
-        train(config, tmp_path / "run", reporter=Dies("fine step 11 "))
-    with pytest.raises(MemoryError):
-        resume(tmp_path / "run", reporter=Dies("fine step 13 "))
-    resume(tmp_path / "run")
-    assert outcome(tmp_path / "run") == outcome(whole)
 
 
 def test_another_machine_is_mentioned(text: Path, tmp_path: Path) -> None:

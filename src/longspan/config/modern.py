@@ -87,5 +87,7 @@ class ModernConfig:
         for name in ("dropout", "ngram_dropout", "repeat_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must be at least 0 and below 1")
+        if 0.0 < self.repeat_dropout <= self.dropout:
+            raise ValueError("repeat_dropout must be above dropout, or 0 for none")
         if self.softcap is not None and not self.softcap > 0.0:
             raise ValueError("softcap must be above 0")
