@@ -15,7 +15,7 @@ the tiles at the far edge of the span and those at the query's own position, and
 
 Keys have two sources. `PAST` holds what each group of heads remembers, as long as that group needs it; the
 block's own keys follow. Both are addressed by position, negative in the past, so a loop is a source and a
-range. The term for the distance is a table R[t, c] that was made by matrix products, oldest distance first.
+range. The term for the distance is a table R[t, c] that `tables.py` has made, oldest distance first.
 Position j of query t is its column j - t + t % 8 + constant: rows begin at multiples of 8, and so does every
 eighth key in them: they are read and written as they lie, in pieces of 8 numbers. Tiles begin at such keys.
 A tile may reach beyond a row, into its neighbours: what it finds there belongs to keys that are not seen.
