@@ -17,7 +17,7 @@ TILE = 2048
 
 
 def product(x_1ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None, onto_1NE: Tensor | None) -> Tensor:
-    """[1, N, E]: W x + b, and `onto`."""
+    """[1, N, E]: W x + b, and `onto`, all in one precision; the rows of W lie one after the other."""
     outputs, width = weight_ED.shape
     rows = x_1ND.shape[1]
     out_1NE = x_1ND.new_empty(1, rows, outputs)
