@@ -148,16 +148,31 @@ def with_gradients(out: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]
     }
 
 
-def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
-    """By the norm of the difference. Entries much below 0.01 are what is left of larger ones.
+def assert_near(
+    found: dict[str, Tensor],
+    expected: dict[str, Tensor],
+    tolerance: float,
+    usual: dict[str, Tensor] | None = None,
+) -> None:
+    """By the norm of the difference: within the tolerance, or no further off than what is `usual`.
 
-    The gradient of a bias is what is left of a sum over queries, each of them rounded.
+    Entries much below 0.01 are what is left of larger ones. The gradient of a bias is what is left of a sum
+    over queries, each of them rounded.
     """
+    errors, allowed = _errors(found, expected), _errors(usual or expected, expected)
+    wrong = {
+        name: (error, allowed[name])
+        for name, error in errors.items()
+        if not error < max(tolerance, allowed[name])
+    }
+    assert not wrong, f"relative errors above {tolerance}, and the usual ones: {wrong}"
+
+
+def _errors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
     errors = {}
     for name, tensor in expected.items():
         scale = max(float(tensor.norm()), 0.01 * tensor.numel() ** 0.5)
         if "bias" in name:
             scale = max(scale, float(expected["q"].norm()))
         errors[name] = float((found[name].double() - tensor).norm()) / scale if tensor.numel() else 0.0
-    wrong = {name: error for name, error in errors.items() if not error < tolerance}
-    assert not wrong, f"relative errors above {tolerance}: {wrong}"
+    return errors

@@ -199,7 +199,10 @@ def check(case: Case, dtype: torch.dtype) -> None:
     expected = with_gradients(head_by_head(eager.span_attention, case, exact, case.flat_windows), exact)
     found = with_gradients(together(fused.span_attention, case, tensors), tensors)
     assert found["out"].dtype == dtype
-    assert_near(found, expected, TOLERANCE[dtype])
+    usual = None
+    if dtype != torch.float32:  # where sums nearly cancel, plain torch does no better in half precision
+        usual = with_gradients(head_by_head(eager.span_attention, case, tensors, case.flat_windows), tensors)
+    assert_near(found, expected, TOLERANCE[dtype], usual)
 
 
 @on_every_machine

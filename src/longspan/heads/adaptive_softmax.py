@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longspan.heads.interface import Head
+from longspan.heads.scores import scores
 from longspan.layers.embeddings import AdaptiveEmbedding, narrowing_widths, new_projection, new_table
 
 ClusterOrder = Literal["from-end", "forward"]
@@ -118,7 +119,7 @@ class _Cluster(NamedTuple):
         """[..., D] -> [..., S], float32."""
         if self.projection_DK is not None:
             hidden = F.linear(hidden, self.projection_DK.mT)
-        return F.linear(hidden, self.table_SK, self.bias_S).float()
+        return scores(hidden, self.table_SK, self.bias_S)
 
 
 @torch.compiler.disable(reason="how many tokens fall in a cluster changes from block to block")

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longspan.heads.interface import Head
+from longspan.heads.scores import scores
 
 
 class SoftmaxHead(Head):
@@ -48,7 +49,7 @@ class SoftmaxHead(Head):
     def _scores(self, hidden_BTD: Tensor) -> Tensor:
         """[B, T, V], float32."""
         bias_V = None if self.scores is None else self.scores.bias
-        scores_BTV = F.linear(hidden_BTD, self.weight_VD, bias_V).float()
+        scores_BTV = scores(hidden_BTD, self.weight_VD, bias_V)
         if self.softcap is None:
             return scores_BTV
         return self.softcap * torch.tanh(scores_BTV / self.softcap)

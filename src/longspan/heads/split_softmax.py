@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from longspan.errors import UserError
 from longspan.heads.interface import Head
+from longspan.heads.scores import scores
 
 
 class SplitSoftmaxHead(Head):
@@ -50,8 +51,8 @@ class SplitSoftmaxHead(Head):
         nll_N = F.cross_entropy(first_NK, entry_N, reduction="none")
         for part in range(1, len(self.edges)):
             (chosen_N,) = torch.nonzero(part_N == part, as_tuple=True)
-            scores = self._within(part, hidden_ND[chosen_N])
-            within_N = F.cross_entropy(scores, targets_N[chosen_N] - self.edges[part - 1], reduction="none")
+            places_N = targets_N[chosen_N] - self.edges[part - 1]
+            within_N = F.cross_entropy(self._within(part, hidden_ND[chosen_N]), places_N, reduction="none")
             nll_N = nll_N.index_add(0, chosen_N, within_N)
         return nll_N.view_as(targets_BT)
 
@@ -67,11 +68,11 @@ class SplitSoftmaxHead(Head):
         weight, bias = self.weight_VD[: self.edges[0]], self.bias_V[: self.edges[0]]
         if len(self.edges) > 1:
             weight, bias = torch.cat([weight, self.part_vectors]), torch.cat([bias, self.part_bias])
-        return F.linear(hidden, weight, bias).float()
+        return scores(hidden, weight, bias)
 
     def _within(self, part: int, hidden: Tensor) -> Tensor:
         words = slice(self.edges[part - 1], self.edges[part])
-        return F.linear(hidden, self.weight_VD[words], self.bias_V[words]).float()
+        return scores(hidden, self.weight_VD[words], self.bias_V[words])
 
     def _boundaries(self, like: Tensor) -> Tensor:
         return torch.tensor(self.edges[:-1], device=like.device)

@@ -53,10 +53,9 @@ def hashed_dropout(x: Tensor, probability: float | Tensor) -> Tensor:
     mixed = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape) ^ seed
     mixed = (mixed ^ _shifted(mixed, 16)) * 0x7FEB352D
     mixed = (mixed ^ _shifted(mixed, 15)) * (0x846CA68B - 2**32)
-    mixed = mixed ^ _shifted(mixed, 16)
     limit = probability * 2**32 - 2**31
     kept = mixed >= (limit.to(torch.int32) if isinstance(limit, Tensor) else int(limit))
-    return torch.where(kept, x / (1 - probability), 0.0)
+    return torch.where(kept, x * (1 / (1 - probability)), 0.0)
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from longspan.optim.norms import norms
+
 EPSILON = 1e-10
 
 
@@ -57,11 +59,10 @@ class Adagrad(Optimizer):
 def _update(
     parameters: list[Tensor], gradients: list[Tensor], sums: list[Tensor], rate: Tensor, clip: float
 ) -> None:
+    rates = (clip / (norms(gradients) + EPSILON)).clamp(max=1.0) * rate
     torch._foreach_addcmul_(sums, gradients, gradients)
     deviations = torch._foreach_sqrt(sums)
     torch._foreach_add_(deviations, EPSILON)
     moves = torch._foreach_div(gradients, deviations)
-    norms = torch.stack(torch._foreach_norm(gradients))
-    rates = (clip / (norms + EPSILON)).clamp(max=1.0) * rate
     torch._foreach_mul_(moves, rates.unbind())
     torch._foreach_sub_(parameters, moves)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from longspan.optim.norms import norms
+
 EPSILON = 1e-6
 LONGEST = 10.0  # weights count as no longer than this
 
@@ -93,7 +95,7 @@ def _update(
 
 def _trust(parameters: list[Tensor], moves: tuple[Tensor, ...] | list[Tensor], min_trust: float) -> Tensor:
     """One number per tensor, all on the device."""
-    lengths = torch.stack(torch._foreach_norm(parameters)).clamp(max=LONGEST)
-    steps = torch.stack(torch._foreach_norm(moves))
+    lengths = norms(parameters).clamp(max=LONGEST)
+    steps = norms(moves)
     trust = torch.where(steps > 0, lengths / steps, 1.0)
     return torch.where(lengths > 0, trust, 1.0).clamp(min=min_trust) if min_trust > 0 else trust

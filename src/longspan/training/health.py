@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import torch
-
 from longspan.errors import UserError
 from longspan.evaluation import Score
 from longspan.models import LanguageModel
+from longspan.optim.norms import norms
 from longspan.runs import RunFolder, checkpoint
 from longspan.training.errors import Diverged
 from longspan.training.progress import Progress
@@ -29,8 +28,7 @@ class Health:
             raise self._diverged(f"the loss is {bad.loss}", bad)
 
     def check_weights(self, progress: Progress) -> None:
-        norms = torch.stack(torch._foreach_norm(list(self._model.parameters())))
-        if not bool(norms.isfinite().all()):
+        if not bool(norms(list(self._model.parameters())).isfinite().all()):
             raise self._diverged("the weights are no longer finite", progress)
 
     def check_score(self, score: Score, split: str, progress: Progress) -> None:

@@ -38,13 +38,18 @@ from longspan.kernels.span_attention.tables import (
 LARGEST_HEAD = 128
 
 # Found by trying on an H200, in half precision and heads of 64: queries and keys of a tile, warps, stages of
-# the pipeline, and where it helps the most registers of a thread: four programs share a multiprocessor then.
+# the pipeline, and where it helps the most registers of a thread: more programs share a multiprocessor then.
 TILES: dict[str, tuple[int, ...]] = {
     "forward": (64, 32, 4, 3, 128),
+    "far forward": (64, 64, 4, 2, 128),
     "queries": (64, 32, 4, 3, 128),
+    "dropped queries": (64, 32, 4, 3, 168),
     "keys": (64, 64, 4, 2),
     "slots": (64, 64, 4, 3),
 }
+
+FAR = 512
+"""Keys of a head, on average, from which on wide tiles go through them faster."""
 
 # Of what is fixed when a kernel is compiled, what matters to slots: they have no distance.
 SLOT_CONSTANTS = ("WIDTH", "BK", "HAS_SPANS", "RENORMALISE", "HAS_DROPOUT", "PRECISION")
@@ -178,12 +183,14 @@ class _SpanAttention(torch.autograd.Function):
         if position_keys is not None:
             keys = position_keys.to(asked.dtype).contiguous()
             table = distance_table(asked, keys, layout.heads, layout.table, options.first_distance)
-        tile = _tiles("forward", q_BHTK)
+        num_slots = 0 if slot_k_HPK is None else slot_k_HPK.shape[1]
+        far = table is None or layout.table.columns / heads + num_slots >= FAR
+        tile = _tiles("far forward" if far else "forward", q_BHTK)
         kernels.forward_kernel[(triton.cdiv(block, tile["BM"]), batch * heads)](
             q_BHTK, k_BHTK, v_BHTK, past, table, slot_k_HPK, slot_v_HPK, content_bias_HK, out_BHTK, lse_BHT,
             layout.heads, spans_H, filled_B, seed,
             *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK),
-            batch, heads, block, 0 if slot_k_HPK is None else slot_k_HPK.shape[1],
+            batch, heads, block, num_slots,
             **_numbers(width, options),
             **_constants(q_BHTK, position_keys, spans_H, filled_B, options),
             HAS_SLOTS=slot_k_HPK is not None, WHOLE_SLOTS=_whole_tiles(slot_k_HPK, tile),
@@ -215,7 +222,7 @@ class _SpanAttention(torch.autograd.Function):
         dpast = torch.empty_like(past) if wants_past else None
         numbers = _numbers(width, options)
         constants = _constants(q_BHTK, position_keys, spans_H, filled_B, options)
-        tile = _tiles("queries", q_BHTK)
+        tile = _tiles("dropped queries" if options.dropout > 0 else "queries", q_BHTK)
         query_tiles = triton.cdiv(block, tile["BM"])
         dspans = q_BHTK.new_empty(heads, batch, query_tiles, dtype=torch.float32)
         content_q_BHTK, dbiases = q_BHTK, None

@@ -30,6 +30,9 @@ MARGIN = 256
 DISTANCES = 32
 """Position keys whose gradients are added up by one program."""
 
+# Found by trying on an H200, in half precision and heads of 64: queries and columns of a tile, and warps.
+TILES = {"table": (128, 128, 8), "queries": (128, 64, 8), "keys": (128, 64, 4)}
+
 _CLASSES, _MARGIN = tl.constexpr(CLASSES), tl.constexpr(MARGIN)
 
 
@@ -51,9 +54,9 @@ def distance_table(
 ) -> Tensor:
     """The table, head after head. Position keys are [L, K] or [H, L, K], `heads` as in `triton.py`."""
     numbers = asked_BHTK.new_empty(sizes.numbers)
-    common = _common(asked_BHTK, position_keys, first_distance)
-    _table_kernel[_query_tiles(asked_BHTK, common)](
-        asked_BHTK, position_keys, numbers, heads, *asked_BHTK.stride()[:3], **common
+    tile, common = _tile("table", asked_BHTK), _common(asked_BHTK, position_keys, first_distance)
+    _table_kernel[_query_tiles(asked_BHTK, tile)](
+        asked_BHTK, position_keys, numbers, heads, *asked_BHTK.stride()[:3], **common, **tile
     )
     return numbers
 
@@ -71,14 +74,15 @@ def distance_gradients(
     dtype: torch.dtype,
 ) -> Tensor:
     """The gradient of the position keys from that of the table; that of the queries is added to `dasked`."""
-    common = _common(asked_BHTK, position_keys, first_distance)
-    _query_kernel[_query_tiles(asked_BHTK, common)](
-        dnumbers, position_keys, dasked_BHTK, heads, *dasked_BHTK.stride()[:3], scale, **common
+    tile, common = _tile("queries", asked_BHTK), _common(asked_BHTK, position_keys, first_distance)
+    _query_kernel[_query_tiles(asked_BHTK, tile)](
+        dnumbers, position_keys, dasked_BHTK, heads, *dasked_BHTK.stride()[:3], scale, **common, **tile
     )
     batch, num_heads, _, width = asked_BHTK.shape
     sums = asked_BHTK.new_empty(CLASSES * sizes.columns, width, dtype=torch.float32)
-    _key_kernel[(triton.cdiv(sizes.most, common["BN"]) * CLASSES, num_heads)](
-        dnumbers, asked_BHTK, sums, heads, *asked_BHTK.stride()[:3], **_without_keys(common)
+    tile = _tile("keys", asked_BHTK)
+    _key_kernel[(triton.cdiv(sizes.most, tile["BN"]) * CLASSES, num_heads)](
+        dnumbers, asked_BHTK, sums, heads, *asked_BHTK.stride()[:3], **_without_keys(common), **tile
     )
     dposition_keys = torch.empty_like(position_keys, dtype=dtype)
     shared = position_keys.dim() == 2
@@ -89,15 +93,18 @@ def distance_gradients(
     return dposition_keys
 
 
-def _query_tiles(x_BHTK: Tensor, common: dict[str, Any]) -> tuple[int, int]:
+def _tile(kernel: str, x_BHTK: Tensor) -> dict[str, int]:
+    small = x_BHTK.dtype == torch.float32 or x_BHTK.shape[-1] > 64
+    return dict(zip(("BM", "BN", "num_warps"), (32, 32, 4) if small else TILES[kernel], strict=True))
+
+
+def _query_tiles(x_BHTK: Tensor, tile: dict[str, int]) -> tuple[int, int]:
     batch, heads, block, _ = x_BHTK.shape
-    return triton.cdiv(batch * whole(block) // CLASSES, common["BM"]) * CLASSES, heads
+    return triton.cdiv(batch * whole(block) // CLASSES, tile["BM"]) * CLASSES, heads
 
 
 def _common(asked_BHTK: Tensor, position_keys: Tensor, first_distance: int) -> dict[str, Any]:
     batch, _, block, width = asked_BHTK.shape
-    precise = asked_BHTK.dtype == torch.float32
-    tile = 32 if precise or width > 64 else 64
     return {
         "batch": batch,
         "T": block,
@@ -106,9 +113,7 @@ def _common(asked_BHTK: Tensor, position_keys: Tensor, first_distance: int) -> d
         "FIRST": first_distance,
         "WIDTH": width,
         "BK": max(16, triton.next_power_of_2(width)),
-        "BM": tile,
-        "BN": tile,
-        "PRECISION": "ieee" if precise else "tf32",
+        "PRECISION": "ieee" if asked_BHTK.dtype == torch.float32 else "tf32",
     }
 
 
