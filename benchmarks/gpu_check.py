@@ -27,6 +27,7 @@ TESTS = [
     "tests/kernels/test_tables.py",
     "tests/kernels/test_placing.py",
     "tests/models/test_projections.py",
+    "tests/heads/test_scores.py",
     "tests/training/test_ahead.py",
     "tests/training/test_modern_run.py",
     "tests/kernels/test_fused.py",

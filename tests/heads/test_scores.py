@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from longspan.heads.scores import ROW, padded_linear
+from longspan.heads.scores import ROW, padded_linear, scores
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -22,6 +22,18 @@ def test_scores_that_nobody_asked_for_change_nothing(vocabulary: int, bias: bool
 
 
 def test_rows_are_whole() -> None:
-    scores = padded_linear(torch.randn(2, 6), torch.randn(205, 6), None)
-    assert scores.shape == (2, 205)
-    assert scores.stride(0) % ROW == 0
+    found = padded_linear(torch.randn(2, 6), torch.randn(205, 6), None)
+    assert found.shape == (2, 205)
+    assert found.stride(0) % ROW == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("rows", [64, 65])
+def test_on_a_gpu_they_are_padded_where_rows_are_many(rows: int) -> None:
+    hidden, weight = (torch.randn(size, 512, device="cuda").bfloat16() for size in (rows, 205))
+    found = scores(hidden, weight, None)
+    torch.testing.assert_close(found, (hidden.double() @ weight.double().mT).float(), rtol=1e-2, atol=0.2)
+    assert found.shape == (rows, 205)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        scores(hidden, weight, None)
+    assert any(event.key == "aten::constant_pad_nd" for event in profile.key_averages()) == (rows > 64)

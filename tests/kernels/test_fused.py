@@ -136,6 +136,9 @@ LARGE_CASES = {
         spans=(60.0, 250.5, 268.0),
         ramp=32,
     ),
+    "tiles that are many in a table, and see many keys": Case(
+        windows=((700, 700),), reaches=(700,), batch=3, block=520, width=64, positions="shared"
+    ),
     "wide heads": Case(
         windows=((100, 140),), reaches=(140,), block=129, width=128, positions="per head", first_distance=0
     ),

@@ -19,6 +19,7 @@ from torch import Tensor
 from longspan.config import AdaptiveSpanConfig
 from longspan.interop import KINDS
 from longspan.interop.translation import Tensors
+from longspan.layers.span import span_penalty
 from longspan.models import Stack, build
 from longspan.optim.adagrad import Adagrad
 from longspan.state import State
@@ -147,7 +148,7 @@ def test_stored_spans_may_lie_outside_and_are_reported_for_every_head(recorded):
     sizes_LH = model.diagnostics()["spans_LH"]
     assert sizes_LH.shape == (len(spans), 4)
     assert sizes_LH.max(dim=1).values.tolist() == tensors["span.current_max"].tolist()
-    costs = torch.stack([span.penalty() for span in spans]) / recorded.config.span.penalty
+    costs = torch.stack([span_penalty([span]) for span in spans]) / recorded.config.span.penalty
     expected = tensors["span.value_after_forward"].mean(1) * recorded.config.span.limit
     torch.testing.assert_close(costs, expected)
 

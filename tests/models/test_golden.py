@@ -12,6 +12,7 @@ from longspan.config import EvaluationConfig
 from longspan.data.token_file import write_token_file
 from longspan.data.tokenizers.character import CharacterTokenizer
 from longspan.evaluation import evaluate
+from longspan.layers.span import span_penalty
 from longspan.models import Stack, build
 from longspan.optim.adagrad import Adagrad
 from longspan.state import State
@@ -143,7 +144,7 @@ def test_reported_span_sizes():
         model = build_original(golden)
         sizes_LH = model.diagnostics()["spans_LH"]
         assert sizes_LH.max(dim=1).values.tolist() == golden.tensors["span.current_max"].tolist()
-        penalties = torch.stack([span.penalty() for span in model._learned_spans()])
+        penalties = torch.stack([span_penalty([span]) for span in model._learned_spans()])
         close(penalties, golden.tensors["span.loss"], golden.rounding["span"], "span loss")
         trims = [span.limit - span.windows[0] for span in model._learned_spans()]
         assert trims == golden.tensors["span.trim_len"].tolist()

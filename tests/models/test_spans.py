@@ -9,7 +9,7 @@ import torch
 
 from longspan.config import AdaptiveSpanConfig, ModernConfig, RunConfig, ShaRnnConfig, SpanConfig, schema
 from longspan.errors import UserError
-from longspan.layers.span import FixedSpan, LearnedSpan, rounded_up
+from longspan.layers.span import FixedSpan, LearnedSpan, rounded_up, span_penalty
 from longspan.models import build
 from longspan.models.windows import with_frozen_spans
 
@@ -36,8 +36,9 @@ class TestLimits:
 
     def test_the_penalty_counts_tokens(self) -> None:
         span = LearnedSpan(SpanConfig(limit=640, limit_shortest=10, start=0.5, penalty=0.01), 4)
-        span.penalty().backward()
-        torch.testing.assert_close(span.penalty(), torch.tensor(0.01 * (5 + 20 + 80 + 320) / 4))
+        span_penalty([span]).backward()
+        torch.testing.assert_close(span_penalty([span]), torch.tensor(0.01 * (5 + 20 + 80 + 320) / 4))
+        torch.testing.assert_close(span_penalty([span, span]), 2 * span_penalty([span]))
         torch.testing.assert_close(span.fraction_H.grad, 0.01 / 4 * torch.tensor([10.0, 40.0, 160.0, 640.0]))
 
     def test_all_alike(self) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-ROW, MANY = 8, 64
-"""A GPU is much slower where many rows of scores do not begin at multiples of 8 numbers."""
+ROW = 8
+"""A GPU is much slower where rows of scores do not begin at multiples of this many numbers."""
+
+MANY = 64
+"""With fewer rows, as in decoding, reading the weights takes longer than anything that padding saves."""
 
 
 def scores(hidden: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
     """W h + b in float32, [..., D] -> [..., V]."""
-    uneven = len(weight_VD) % ROW != 0 and hidden.numel() > MANY * hidden.shape[-1]
-    product = padded_linear if uneven and hidden.is_cuda else F.linear
+    padded = hidden.is_cuda and len(weight_VD) % ROW != 0 and hidden.numel() > MANY * hidden.shape[-1]
+    product = padded_linear if padded else F.linear
     return product(hidden, weight_VD, bias_V).float()
 
 

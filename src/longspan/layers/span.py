@@ -178,13 +178,6 @@ class LearnedSpan(Span):
     def spans_H(self) -> Tensor | None:
         return self._in_tokens(self.fractions_H())
 
-    def penalty(self) -> Tensor:
-        """The price of looking far: weight * mean over heads of z * limit, or so far a part of it."""
-        whole = self.penalty_weight * self._in_tokens(self.fractions_H()).mean()
-        if self.updates is None:
-            return whole
-        return whole * ((self.updates + 1 - self._free) / self._growth).clamp(0, 1)
-
     def count_update(self) -> None:
         if self.updates is not None:
             self.updates += 1
@@ -234,6 +227,19 @@ class _Reading:
     def arrive(self) -> None:
         self._done.synchronize()
         _set_sizes(self._spans, self._fractions_LH)
+
+
+def span_penalty(spans: Sequence[LearnedSpan]) -> Tensor:
+    """The price of looking far: the sum of weight * mean over heads of z * limit, or so far a part of it.
+
+    For all layers of a model at once: one by one they would be a hundred small operations a step.
+    """
+    any_of_them = spans[0]
+    tokens_LH = any_of_them._in_tokens(torch.stack([span.fractions_H() for span in spans]))
+    whole = any_of_them.penalty_weight * tokens_LH.mean(dim=1).sum()
+    if any_of_them.updates is None:
+        return whole
+    return whole * ((any_of_them.updates + 1 - any_of_them._free) / any_of_them._growth).clamp(0, 1)
 
 
 def clamp_and_read(spans: Sequence[LearnedSpan]) -> None:

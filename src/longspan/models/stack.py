@@ -14,7 +14,7 @@ from longspan.layers.dropout import GrowingDropout
 from longspan.layers.dropout import dropout as drop
 from longspan.layers.embeddings import AdaptiveEmbedding
 from longspan.layers.ngrams import NgramEmbeddings
-from longspan.layers.span import LearnedSpan, clamp_and_read
+from longspan.layers.span import LearnedSpan, clamp_and_read, span_penalty
 from longspan.models.interface import LanguageModel
 from longspan.state import State
 
@@ -132,7 +132,7 @@ class Stack(LanguageModel):
 
     def penalties(self) -> dict[str, Tensor]:
         spans = self._learned_spans()
-        return {"span": torch.stack([span.penalty() for span in spans]).sum()} if spans else {}
+        return {"span": span_penalty(spans)} if spans else {}
 
     def after_update(self) -> None:
         for span in self._learned_spans():

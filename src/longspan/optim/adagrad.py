@@ -29,7 +29,7 @@ class Adagrad(Optimizer):
         self._update = _update
 
     def compile(self) -> None:
-        """Make one operation of an update."""
+        """Make few operations of an update."""
         self._update = torch.compile(_update)
 
     @torch.no_grad()

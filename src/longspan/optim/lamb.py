@@ -40,7 +40,7 @@ class Lamb(Optimizer):
         self._update = _update
 
     def compile(self) -> None:
-        """Make one operation of an update."""
+        """Make few operations of an update."""
         self._update = torch.compile(_update)
 
     @torch.no_grad()
@@ -80,6 +80,7 @@ def _update(
     min_trust: float,
 ) -> None:
     beta1, beta2 = betas
+    lengths = norms(parameters)
     torch._foreach_lerp_(means, gradients, 1 - beta1)
     torch._foreach_mul_(squares, beta2)
     torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
@@ -88,14 +89,13 @@ def _update(
     moves = torch._foreach_div(means, deviations)
     if weight_decay:
         torch._foreach_add_(moves, parameters, alpha=weight_decay)
-    rates = _trust(parameters, moves, min_trust) * rate
+    rates = _trust(lengths, norms(moves), min_trust) * rate
     torch._foreach_mul_(moves, rates.unbind())
     torch._foreach_sub_(parameters, moves)
 
 
-def _trust(parameters: list[Tensor], moves: tuple[Tensor, ...] | list[Tensor], min_trust: float) -> Tensor:
-    """One number per tensor, all on the device."""
-    lengths = norms(parameters).clamp(max=LONGEST)
-    steps = norms(moves)
+def _trust(lengths: Tensor, steps: Tensor, min_trust: float) -> Tensor:
+    """One number for every tensor of these lengths, which is to take a step of that length."""
+    lengths = lengths.clamp(max=LONGEST)
     trust = torch.where(steps > 0, lengths / steps, 1.0)
     return torch.where(lengths > 0, trust, 1.0).clamp(min=min_trust) if min_trust > 0 else trust

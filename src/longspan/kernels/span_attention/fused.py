@@ -184,7 +184,7 @@ class _SpanAttention(torch.autograd.Function):
             keys = position_keys.to(asked.dtype).contiguous()
             table = distance_table(asked, keys, layout.heads, layout.table, options.first_distance)
         num_slots = 0 if slot_k_HPK is None else slot_k_HPK.shape[1]
-        far = table is None or layout.table.columns / heads + num_slots >= FAR
+        far = layout.table.columns / heads + num_slots >= FAR
         tile = _tiles("far forward" if far else "forward", q_BHTK)
         kernels.forward_kernel[(triton.cdiv(block, tile["BM"]), batch * heads)](
             q_BHTK, k_BHTK, v_BHTK, past, table, slot_k_HPK, slot_v_HPK, content_bias_HK, out_BHTK, lse_BHT,
