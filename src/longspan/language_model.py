@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from longspan.config import RunConfig, schema
 from longspan.data import Tokenizer
@@ -17,6 +16,7 @@ from longspan.errors import UserError
 from longspan.generation import generate
 from longspan.models import LanguageModel, build_run
 from longspan.runs import RunFolder, checkpoint, pick_device
+from longspan.runs.fit import check_fit
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def load(
     path = _checkpoint(folder, which)
     weights = checkpoint.load(path).below("model")
     model = build_run(config, tokenizer.vocabulary_size)
-    _check_fit(model, weights, path)
+    check_fit(model, weights, path)
     model.load_state_dict(weights)
     target = pick_device(device)
     return LoadedModel(model.to(target).eval(), tokenizer, config, target)
@@ -133,18 +133,3 @@ def _overridden(config: RunConfig, overrides: Mapping[str, str | int | float | b
     for name, value in overrides.items():
         schema.override(table, name, value if isinstance(value, str) else json.dumps(value))
     return schema.read(RunConfig, table)
-
-
-def _check_fit(model: LanguageModel, weights: Mapping[str, Tensor], path: Path) -> None:
-    wanted = model.state_dict()
-    for name, tensor in wanted.items():
-        if name not in weights:
-            raise UserError(f"{path} does not fit the run's configuration: it lacks the tensor '{name}'")
-        if weights[name].shape != tensor.shape:
-            raise UserError(
-                f"{path} does not fit the run's configuration: '{name}' has shape "
-                f"{list(weights[name].shape)} where the model has {list(tensor.shape)}"
-            )
-    for name in weights:
-        if name not in wanted:
-            raise UserError(f"{path} does not fit the run's configuration: the model has no tensor '{name}'")

@@ -17,6 +17,7 @@ from longspan.models import LanguageModel, build_run
 from longspan.models.cost import Shape, model_flops
 from longspan.runs import Checkpoint, RunFolder, checkpoint, pick_device
 from longspan.runs.environment import differences, environment
+from longspan.runs.fit import check_fit
 from longspan.training.loop import Loop
 from longspan.training.method import Method
 from longspan.training.reporter import Reporter
@@ -110,10 +111,22 @@ def _run(
     training = folder.config.training
     with _own_random_numbers(training.seed, device):
         model = build_run(folder.config, corpus.tokenizer.vocabulary_size).to(device)
+        if resume_from is not None:
+            _check_goes_on(folder, model, resume_from)
         reporter.say(_summary(folder, corpus, model, device))
         if training.compile:
             model.compile()
         Loop(folder, corpus, model, reporter, resume_from, method).run()
+
+
+def _check_goes_on(folder: RunFolder, model: LanguageModel, saved: Checkpoint) -> None:
+    """Somebody may have changed the configuration, or put another checkpoint in the place of the run's own."""
+    last, config = folder.checkpoint("last"), folder.config
+    check_fit(model, saved.below("model"), last)
+    if config.training.average and not saved.below("average"):
+        raise UserError(f"{last} holds no average of the weights: take training.average out of config.toml")
+    if saved.facts["progress"]["stage"] >= len(config.stage):
+        raise UserError(f"{last} is in a later stage than the configuration has: put its [[stage]] back")
 
 
 def _summary(folder: RunFolder, corpus: TokenizedCorpus, model: LanguageModel, device: torch.device) -> str:

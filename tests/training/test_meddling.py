@@ -1,0 +1,59 @@
+"""A stopped run that somebody, or a crash, has changed: it goes on, or one line says why it cannot."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from longspan.errors import UserError
+from longspan.runs import RunFolder
+from longspan.training import Interrupted, resume, train
+
+from .runs import Signals, small_config
+
+
+@pytest.fixture(scope="module")
+def stopped(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped in its second stage: never changed itself, only copied."""
+    run = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.raises(Interrupted):
+        train(small_config(text), run, reporter=Signals("step 28 ", signal.SIGINT))
+    return run
+
+
+@pytest.fixture
+def run(stopped: Path, tmp_path: Path) -> RunFolder:
+    return RunFolder(Path(shutil.copytree(stopped, tmp_path / "run")))
+
+
+def content(run: RunFolder) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("option", "complaint"),
+    [
+        ({"model__width": 8}, r"last\.safetensors does not fit the run's configuration: '.*' has shape"),
+        ({"model__num_layers": 2}, r"last\.safetensors does not fit .*: it lacks the tensor"),
+        ({"training__average": 0.9}, r"last\.safetensors holds no average of the weights"),
+    ],
+)
+def test_a_configuration_that_no_longer_fits(
+    run: RunFolder, text: Path, option: dict[str, float], complaint: str
+) -> None:
+    (run.path / "config.toml").write_text(small_config(text, **option).to_toml())
+    before = content(run)
+    with pytest.raises(UserError, match=complaint):
+        resume(run.path)
+    assert content(run) == before
+
+
+def test_fewer_stages_than_are_done(run: RunFolder) -> None:
+    fewer = replace(run.config, stage=run.config.stage[:1])
+    (run.path / "config.toml").write_text(fewer.to_toml())
+    with pytest.raises(UserError, match="in a later stage than the configuration has"):
+        resume(run.path)
