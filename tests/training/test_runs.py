@@ -99,6 +99,21 @@ class TestCheckpoint:
         assert path.read_bytes() == before
         assert len(list(tmp_path.iterdir())) == 1
 
+    def test_a_full_disk_is_one_line_and_leaves_the_old_file(self, tmp_path: Path) -> None:
+        resource = pytest.importorskip("resource")
+        path = tmp_path / "last.safetensors"
+        checkpoint.save(path, tensors(), FACTS)
+        before = path.read_bytes()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # what no file may outgrow
+        try:
+            with pytest.raises(UserError, match=r"could not write the checkpoint .*last\.safetensors: .+"):
+                checkpoint.save(path, {"model.weight": torch.ones(5000)}, FACTS)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert path.read_bytes() == before
+        assert len(list(tmp_path.iterdir())) == 1
+
 
 class TestRunFolder:
     def test_it_holds_configuration_environment_and_tokenizer(self, tmp_path: Path) -> None:

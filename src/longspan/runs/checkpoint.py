@@ -46,7 +46,10 @@ def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) ->
     }
     said = json.dumps(facts, sort_keys=True)
     with whole_file(path) as partial:
-        save_file(whole, partial, metadata={"facts": said, "checksum": _checksum(whole, said)})
+        try:
+            save_file(whole, partial, metadata={"facts": said, "checksum": _checksum(whole, said)})
+        except SafetensorError as problem:  # a full disk, for one: the library wraps what the system said
+            raise UserError(f"could not write the checkpoint {path}: {problem}") from None
 
 
 def load(path: Path) -> Checkpoint:

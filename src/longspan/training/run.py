@@ -120,7 +120,7 @@ def _run(
 
 
 def _check_goes_on(folder: RunFolder, model: LanguageModel, saved: Checkpoint) -> None:
-    """Somebody may have changed the configuration, or put another checkpoint in the place of the run's own."""
+    """Somebody may have changed the configuration, or put the checkpoint of another run here."""
     last, config = folder.checkpoint("last"), folder.config
     check_fit(model, saved.below("model"), last)
     if config.training.average and not saved.below("average"):
