@@ -261,6 +261,17 @@ def test_detach_cuts_gradients(model):
     assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
 
 
+@pytest.mark.parametrize("block", [2, 40])  # shorter and longer than memories
+def test_gradients_may_go_back_through_the_state(model, block):
+    model.train()
+    tokens = random_tokens(2, block)
+    _, state = model(tokens, model.initial_state(2))
+    _, state = model(tokens, state)
+    hidden, _ = model(tokens, state)
+    model.head.nll(hidden, tokens).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+
+
 @settings(max_examples=12, deadline=None)
 @given(variant=st.sampled_from(sorted(NAMES)), rows=st.lists(st.integers(0, 3), min_size=1, max_size=5))
 def test_select_commutes_with_forward(variant, rows):

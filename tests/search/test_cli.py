@@ -92,6 +92,10 @@ def test_the_animation_has_a_frame_for_every_moment(recipe: str) -> None:
         (["search", "hunt.toml", "--search.candidates", "sfx"], "x"),
         (["search", "hunt.toml", "--search.num-blocks", "0"], "num_blocks"),
         (["search", "hunt.toml", "--model.pattern", "sf"], "leave out model.pattern or [search]"),
+        (
+            ["search", "hunt.toml", "--model.span.kind", "fixed", "--model.span.windows", "[[3, 5]]"],
+            "leave out model.span.windows or [search]",
+        ),
         (["train", "hunt.toml"], "hunt is a search, its configuration has [search]: use 'longspan search'"),
     ],
 )

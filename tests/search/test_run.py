@@ -19,6 +19,7 @@ from longspan.evaluation import evaluate
 from longspan.inspection import read_architecture
 from longspan.models import Supernet
 from longspan.runs import RunFolder, checkpoint
+from longspan.runs.frozen import freeze_spans
 from longspan.search import Searching, read_findings
 from longspan.training import Interrupted, resume, train
 
@@ -109,6 +110,20 @@ def test_soft_and_hard_are_in_every_evaluation(uninterrupted: Path) -> None:
     assert [line for line in judged if line["best"]][-1] == best
     assert lines[-1]["kind"] == "final"
     assert (lines[-1]["step"], lines[-1]["pattern"]) == (best["step"], best["pattern"])
+
+
+def test_with_an_average_it_is_the_pattern_of_the_average_that_is_judged(text: Path, tmp_path: Path) -> None:
+    by_turns = {"search__warm_up_steps": 0, "search__architecture_every": 1}
+    config = search_config(text, training__average=0.99, training__seed=5, **by_turns)  # where they differ
+    lines = metrics(train(config, tmp_path / "run", method=Searching).path)
+    best = [line for line in lines if line["kind"] == "valid" and line["best"]][-1]
+    assert (lines[-1]["step"], lines[-1]["pattern"]) == (best["step"], best["pattern"])
+
+
+def test_a_search_has_nothing_to_freeze(uninterrupted: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"found\.toml"):
+        freeze_spans(RunFolder.open(uninterrupted), tmp_path / "frozen")
+    assert not (tmp_path / "frozen").exists()
 
 
 def test_the_scores_are_those_of_the_ordinary_evaluation(uninterrupted: Path) -> None:

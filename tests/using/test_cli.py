@@ -283,6 +283,9 @@ def test_spans_are_shown_and_drawn(
     config = run.path / "config.toml"
     before = config.read_bytes()
     assert "ends in .png" in complaint(capsys, "spans", run.path, "--out", config)
+    assert "exists already" in complaint(
+        capsys, "spans", run.path, "--out", tmp_path / "pictures" / "mine.png"
+    )
     assert config.read_bytes() == before
     assert str(config) in complaint(capsys, "spans", run.path, "--out", config / "below-a-file.png")
 

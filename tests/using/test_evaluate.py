@@ -204,7 +204,8 @@ def test_text_that_comes_back_whole_is_measured_exactly(tmp_path: Path, kind: An
         found = scored_text(file, corpus.tokenizer, every_token(num_tokens, 3, 8))
         assert found.bytes == len(text.encode()) - len(first.encode())
         assert found.characters == len(text) - len(first)
-        assert found.words == round(file.num_words * found.bytes / file.num_bytes)
+        blanks, all_blanks = (len(part) - len("".join(part.split())) for part in (text, decode(file.tokens)))
+        assert found.words == round(file.num_words * blanks / all_blanks)
 
 
 @pytest.mark.parametrize(("kind", "lowercase"), [("word", False), ("byte", True), ("transformer-xl", False)])
@@ -237,8 +238,21 @@ def test_a_perplexity_per_word_is_that_of_a_model_of_words(tmp_path: Path) -> No
         block_length=8,
         device="cpu",
     )
-    assert score.words == pytest.approx(score.tokens, abs=1)
-    assert math.log(score.perplexity_per_word) == pytest.approx(score.loss, rel=0.01)
+    assert score.words == score.tokens
+    assert score.perplexity_per_word == pytest.approx(score.perplexity)
+
+
+def test_words_of_a_part_that_is_not_like_the_rest(tmp_path: Path) -> None:
+    """Short words before long ones."""
+    tokenizer = WordTokenizer(["<eos>", "a", "longer-than-that", "<unk>"])
+    file = token_file(tmp_path, b"a a a\n" * 50 + b"longer-than-that longer-than-that\n" * 50, tokenizer)
+    for num_tokens in (30, 200, 250, 350):
+        assert scored_text(file, tokenizer, every_token(num_tokens, 2, 8)).words == num_tokens - 1
+
+
+def test_a_text_without_blanks_has_words_by_its_bytes(tmp_path: Path) -> None:
+    file = token_file(tmp_path, b"x" * 80)
+    assert scored_text(file, ByteTokenizer(), every_token(40, 2, 8)).words == round(file.num_words * 39 / 80)
 
 
 @pytest.mark.parametrize("max_tokens", [None, 4])

@@ -35,6 +35,8 @@ def run(args: argparse.Namespace) -> None:
     picture = Path(args.out) if args.out else None
     if picture is not None and picture.suffix != ".png":
         raise UserError(f"the picture is a PNG: give --out a name that ends in .png, not {picture.name}")
+    if picture is not None and picture.exists():
+        raise UserError(f"{picture} exists already: give --out another name")
     show(folder, picture)
     if args.freeze:
         freeze(folder, Path(args.freeze))

@@ -38,6 +38,8 @@ class RunConfig:
             )
         if self.search is not None and getattr(self.model, "pattern", None) is not None:
             raise ValueError("search finds the pattern: leave out model.pattern or [search]")
+        if self.search is not None and getattr(getattr(self.model, "span", None), "windows", None):
+            raise ValueError("search finds which blocks attend: leave out model.span.windows or [search]")
 
         passage = self.training.passage_length
         for stage in self.stage:

@@ -8,6 +8,7 @@ from typing import Literal
 from longspan.config.pattern import check_pattern
 from longspan.config.schema import option
 
+COLDEST, HOTTEST = 1e-6, 1e6  # beyond these float32 knows no way from one to the other
 _OF_THE_ARCHITECTURE = ("architecture_learning_rate", "architecture_weight_decay")
 
 
@@ -54,10 +55,12 @@ class SearchConfig:
         check_pattern(self.candidates, "candidates")
         if len(set(self.candidates)) != len(self.candidates) or len(self.candidates) < 2:
             raise ValueError(f"candidates must be at least two different letters, not '{self.candidates}'")
-        if min(self.num_blocks, self.architecture_every) < 1 or (self.anneal_steps or 1) < 1:
+        counts = [self.num_blocks, self.architecture_every]
+        if min(counts if self.anneal_steps is None else [*counts, self.anneal_steps]) < 1:
             raise ValueError("num_blocks, anneal_steps and architecture_every must be at least 1")
-        if not min(self.temperature_start, self.temperature_end) > 0.0:
-            raise ValueError("temperature_start and temperature_end must be above 0")
+        for name in ("temperature_start", "temperature_end"):
+            if not COLDEST <= getattr(self, name) <= HOTTEST:
+                raise ValueError(f"{name} must be between {COLDEST:g} and {HOTTEST:g}")
         for name in ("warm_up_steps", "cost_weight", *_OF_THE_ARCHITECTURE):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative")

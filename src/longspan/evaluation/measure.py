@@ -10,6 +10,7 @@ loses text come out too low beside those of one that does not.
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from longspan.evaluation.protocols import Walk
 
 _INSIDE_CHARACTERS = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
+_BLANKS = string.whitespace.encode()
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Extent:
 
 
 def scored_text(token_file: TokenFile, tokenizer: Tokenizer, walk: Walk) -> Extent:
-    """The raw text that the scored tokens of `walk` stand for; words are shared out by bytes."""
+    """The raw text that the scored tokens of `walk` stand for; words are shared out by what separates them."""
     pieces = tokenizer.pieces()
     every_V = count_tokens(token_file.tokens, len(pieces))
     scored_V = np.zeros_like(every_V)
@@ -45,11 +47,13 @@ def scored_text(token_file: TokenFile, tokenizer: Tokenizer, walk: Walk) -> Exte
     bytes_V = np.array([len(piece) for piece in pieces])
     characters_V = np.array([len(piece.translate(None, delete=_INSIDE_CHARACTERS)) for piece in pieces])
     by_bytes = int(bytes_V @ scored_V), int(bytes_V @ every_V)
+    blanks_V = bytes_V - np.array([len(piece.translate(None, delete=_BLANKS)) for piece in pieces])
     by_characters = int(characters_V @ scored_V), int(characters_V @ every_V)
+    by_blanks = int(blanks_V @ scored_V), int(blanks_V @ every_V)
     return Extent(
         bytes=_share(token_file.num_bytes, *by_bytes),
         characters=_share(token_file.num_characters, *by_characters),
-        words=_share(token_file.num_words, *by_bytes),
+        words=_share(token_file.num_words, *(by_blanks if by_blanks[1] else by_bytes)),
     )
 
 

@@ -351,8 +351,9 @@ class Attention(Block):
         # It lies in memory position by position: the last rows of all texts are then one piece. New rows lie
         # otherwise, and `cat` would be slow with them.
         rows = new.new_empty(kept.shape[1] + new.shape[1], new.shape[0], *new.shape[2:]).transpose(0, 1)
-        rows[:, : kept.shape[1]] = kept
-        rows[:, kept.shape[1] :] = new
+        # `narrow` and not an index: that of all rows is no view, and autograd refuses to write into it.
+        rows.narrow(1, 0, kept.shape[1]).copy_(kept)
+        rows.narrow(1, kept.shape[1], new.shape[1]).copy_(new)
         return rows
 
     def _filled(self, state: State) -> Tensor:

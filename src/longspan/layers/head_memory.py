@@ -44,8 +44,10 @@ def appended(memory_BR2K: Tensor, new_BTXK: Tensor, caps: Sequence[int], depth: 
     after_BR2K = new_BTXK.new_empty(size).transpose(0, 1)
     for head, rows_BM2K in enumerate(by_head(after_BR2K, caps)):
         kept = max(0, rows_BM2K.shape[1] - block)
-        rows_BM2K[:, :kept] = old[head][:, old[head].shape[1] - kept :]
-        rows_BM2K[:, kept:] = new_BT2HK[:, block - (rows_BM2K.shape[1] - kept) :, :, head]
+        fresh = rows_BM2K.shape[1] - kept
+        # `narrow` and not an index: that of all rows is no view, and autograd refuses to write into it.
+        rows_BM2K.narrow(1, 0, kept).copy_(old[head][:, old[head].shape[1] - kept :])
+        rows_BM2K.narrow(1, kept, fresh).copy_(new_BT2HK[:, block - fresh :, :, head])
     return after_BR2K
 
 

@@ -135,7 +135,7 @@ class LearnedSpan(Span):
         self._reading: _Reading | None = None
         self.limits = _limits(config, num_heads)
         own = num_heads if config.per == "head" else 1
-        self.fraction_H = nn.Parameter(torch.full((own,), config.start))
+        self.fraction_H = nn.Parameter(torch.full((own,), float(config.start)))
         self.set_fractions([config.start] * num_heads)
         self._free = config.penalty_from
         self._growth = max(0, config.penalty_full - config.penalty_from) + 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from longspan.models import build, build_run
+from longspan.errors import UserError
+from longspan.models import build
 from longspan.models.windows import with_frozen_spans
 from longspan.runs import checkpoint
 from longspan.runs.folder import RunFolder
@@ -17,9 +18,11 @@ def freeze_spans(run: RunFolder, out: Path) -> RunFolder:
     It is for evaluation and generation, and to copy its windows into the configuration of a new training.
     """
     RunFolder.must_be_new(out)
+    if run.config.search is not None:
+        raise UserError("a search has no fixed blocks yet: train its found.toml, and freeze that")
     tokenizer, best = run.tokenizer(), run.checkpoint("best")
     weights = checkpoint.load(best).below("model")
-    model = build_run(run.config, tokenizer.vocabulary_size)
+    model = build(run.config.model, tokenizer.vocabulary_size)
     model.load_state_dict(weights)
     config = replace(
         run.config,

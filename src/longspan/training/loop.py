@@ -231,6 +231,7 @@ class Loop:
         progress = self._progress
         with self._apart_from_training(), self._averaged():
             score, beside = self._judge("valid", self._config.evaluation.max_tokens)
+            findings = self._method.findings()
         progress.evaluated = progress.step
         self._unsaved = True
         best = progress.best_loss is None or score.loss < progress.best_loss
@@ -241,7 +242,7 @@ class Loop:
             "step": progress.step,
             "stage": self._stage.name,
             **_figures(score, beside),
-            **self._method.findings(),
+            **findings,
             "best": best,
             "seconds": progress.seconds,
         }
