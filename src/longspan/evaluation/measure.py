@@ -37,7 +37,7 @@ class Extent:
 
 
 def scored_text(token_file: TokenFile, tokenizer: Tokenizer, walk: Walk) -> Extent:
-    """The raw text that the scored tokens of `walk` stand for; words are shared out by what separates them."""
+    """The raw text that the scored tokens of `walk` stand for; words are shared out by blanks."""
     pieces = tokenizer.pieces()
     every_V = count_tokens(token_file.tokens, len(pieces))
     scored_V = np.zeros_like(every_V)
