@@ -338,6 +338,14 @@ class TestBadInput:
             train(small_config(tmp_path / "short.txt"), tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
+    @pytest.mark.parametrize("inner_width", [2**43, 2**60])  # no memory has addresses for so much
+    def test_nor_does_a_model_that_no_memory_holds(
+        self, text: Path, tmp_path: Path, inner_width: int
+    ) -> None:
+        with pytest.raises(UserError, match="the model of small does not fit into the memory"):
+            train(small_config(text, model__inner_width=inner_width), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
     def test_nor_does_one_smaller_than_a_passage(self, text: Path, tmp_path: Path) -> None:
         config = small_config(text, training__passage_length=240_000, training__block_jitter=False)
         with pytest.raises(UserError, match=r"one passage of .* smaller passage_length"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,10 +41,10 @@ def train(
         corpus = prepare(config.data, progress=reporter.say)
         _check_fits(config, corpus)
         _check_can_be_scored(config, corpus)
-        with torch.device("meta"):  # a model that does not fit the vocabulary leaves no folder behind
-            build_run(config, corpus.tokenizer.vocabulary_size)
-        folder = RunFolder.create(out, _anchored(config), corpus.tokenizer, corpus.fingerprint)
-        _run(folder, corpus, device, reporter, None, method)
+        with _own_random_numbers(config.training.seed, device):
+            model = _built(config, corpus, device)  # before the folder: one that cannot be built leaves none
+            folder = RunFolder.create(out, _anchored(config), corpus.tokenizer, corpus.fingerprint)
+            _run(folder, corpus, model, reporter, None, method)
     return folder
 
 
@@ -68,7 +69,11 @@ def resume(run: Path, *, reporter: Reporter | None = None, method: type[Method] 
             reporter.say(f"{', '.join(changed)}: results may differ in their last bits")
         step = saved.facts["progress"]["step"] if saved else 0
         reporter.say(f"going on with {run} after step {step:,}")
-        _run(folder, corpus, device, reporter, saved, method)
+        with _own_random_numbers(folder.config.training.seed, device):
+            model = _built(folder.config, corpus, device)
+            if saved is not None:
+                _check_goes_on(folder, model, saved)
+            _run(folder, corpus, model, reporter, saved, method)
     return folder
 
 
@@ -100,23 +105,28 @@ def _check_can_be_scored(config: RunConfig, corpus: TokenizedCorpus) -> None:
         lay_out(min(num_tokens, (limit or num_tokens) + 1), evaluation.batch_size, block_length)
 
 
+def _built(config: RunConfig, corpus: TokenizedCorpus, device: torch.device) -> LanguageModel:
+    too_large = "out of memory|can't allocate memory|not enough memory|Storage size calculation overflowed"
+    try:
+        return build_run(config, corpus.tokenizer.vocabulary_size).to(device)
+    except RuntimeError as problem:  # torch has a class of its own for this only on accelerators
+        if not re.search(too_large, str(problem)):
+            raise
+        raise UserError(f"the model of {config.name} does not fit into the memory: make it smaller") from None
+
+
 def _run(
     folder: RunFolder,
     corpus: TokenizedCorpus,
-    device: torch.device,
+    model: LanguageModel,
     reporter: Reporter,
     resume_from: Checkpoint | None,
     method: type[Method],
 ) -> None:
-    training = folder.config.training
-    with _own_random_numbers(training.seed, device):
-        model = build_run(folder.config, corpus.tokenizer.vocabulary_size).to(device)
-        if resume_from is not None:
-            _check_goes_on(folder, model, resume_from)
-        reporter.say(_summary(folder, corpus, model, device))
-        if training.compile:
-            model.compile()
-        Loop(folder, corpus, model, reporter, resume_from, method).run()
+    reporter.say(_summary(folder, corpus, model))
+    if folder.config.training.compile:
+        model.compile()
+    Loop(folder, corpus, model, reporter, resume_from, method).run()
 
 
 def _check_goes_on(folder: RunFolder, model: LanguageModel, saved: Checkpoint) -> None:
@@ -129,8 +139,9 @@ def _check_goes_on(folder: RunFolder, model: LanguageModel, saved: Checkpoint) -
         raise UserError(f"{last} is in a later stage than the configuration has: put its [[stage]] back")
 
 
-def _summary(folder: RunFolder, corpus: TokenizedCorpus, model: LanguageModel, device: torch.device) -> str:
+def _summary(folder: RunFolder, corpus: TokenizedCorpus, model: LanguageModel) -> str:
     config, training = folder.config, folder.config.training
+    device = next(model.parameters()).device
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     flops = model_flops(model, Shape(training.batch_size, training.block_length))
     pattern = getattr(config.model, "pattern", None)
