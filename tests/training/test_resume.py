@@ -195,3 +195,25 @@ def test_the_advice_to_copy_best_over_a_damaged_last_is_sound(
     (checkpoints / "last.safetensors").write_bytes((checkpoints / "best.safetensors").read_bytes())
     resume(run)
     assert outcome(run) == outcome(uninterrupted)
+
+
+class Rival(Lines):
+    """Tries to train the run that is being trained, again and again."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__()
+        self.run = run
+
+    def status(self, text: str, fraction: float) -> None:
+        with pytest.raises(UserError, match="run is being trained by another process") as refused:
+            resume(self.run)
+        self.say(str(refused.value))
+
+
+def test_one_process_at_a_time(text: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    rival = Rival(tmp_path / "run")
+    with pytest.raises(MemoryError):
+        train(small_config(text), rival.run, reporter=Dies("step 5 "))
+    resume(rival.run, reporter=rival)  # what the dead one held is free
+    assert f"{rival.run} is being trained by another process" in rival.lines
+    assert outcome(rival.run) == outcome(uninterrupted)

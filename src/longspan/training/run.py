@@ -16,7 +16,7 @@ from longspan.errors import UserError
 from longspan.evaluation.protocols import PROTOCOLS
 from longspan.models import LanguageModel, build_run
 from longspan.models.cost import Shape, model_flops
-from longspan.runs import Checkpoint, RunFolder, checkpoint, pick_device
+from longspan.runs import Checkpoint, RunFolder, checkpoint, lock, pick_device
 from longspan.runs.environment import differences, environment
 from longspan.runs.fit import check_fit
 from longspan.training.loop import Loop
@@ -44,7 +44,8 @@ def train(
         with _own_random_numbers(config.training.seed, device):
             model = _built(config, corpus, device)  # before the folder: one that cannot be built leaves none
             folder = RunFolder.create(out, _anchored(config), corpus.tokenizer, corpus.fingerprint)
-            _run(folder, corpus, model, reporter, None, method)
+            with lock.for_training(folder):
+                _run(folder, corpus, model, reporter, None, method)
     return folder
 
 
@@ -58,23 +59,28 @@ def resume(run: Path, *, reporter: Reporter | None = None, method: type[Method] 
         if folder.final() is not None:
             reporter.say(f"{run} is finished: nothing to do")
             return folder
-        last = folder.checkpoint("last")
-        saved = checkpoint.load(last) if last.exists() else None
-        device = pick_device(folder.config.training.device)
-        corpus = prepare(folder.config.data, progress=reporter.say)
-        if corpus.fingerprint != folder.fingerprint:
-            raise UserError(f"the text of {corpus.name} has changed since {run} began: start a new run")
-        changed = differences(folder.environment, environment(device))
-        if changed:
-            reporter.say(f"{', '.join(changed)}: results may differ in their last bits")
-        step = saved.facts["progress"]["step"] if saved else 0
-        reporter.say(f"going on with {run} after step {step:,}")
-        with _own_random_numbers(folder.config.training.seed, device):
-            model = _built(folder.config, corpus, device)
-            if saved is not None:
-                _check_goes_on(folder, model, saved)
-            _run(folder, corpus, model, reporter, saved, method)
+        with lock.for_training(folder):
+            _go_on(folder, reporter, method)
     return folder
+
+
+def _go_on(folder: RunFolder, reporter: Reporter, method: type[Method]) -> None:
+    config, last = folder.config, folder.checkpoint("last")
+    saved = checkpoint.load(last) if last.exists() else None
+    device = pick_device(config.training.device)
+    corpus = prepare(config.data, progress=reporter.say)
+    if corpus.fingerprint != folder.fingerprint:
+        raise UserError(f"the text of {corpus.name} has changed since {folder.path} began: start a new run")
+    changed = differences(folder.environment, environment(device))
+    if changed:
+        reporter.say(f"{', '.join(changed)}: results may differ in their last bits")
+    step = saved.facts["progress"]["step"] if saved else 0
+    reporter.say(f"going on with {folder.path} after step {step:,}")
+    with _own_random_numbers(config.training.seed, device):
+        model = _built(config, corpus, device)
+        if saved is not None:
+            _check_goes_on(folder, model, saved)
+        _run(folder, corpus, model, reporter, saved, method)
 
 
 def _anchored(config: RunConfig) -> RunConfig:
