@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 from dataclasses import replace
@@ -57,3 +58,16 @@ def test_fewer_stages_than_are_done(run: RunFolder) -> None:
     (run.path / "config.toml").write_text(fewer.to_toml())
     with pytest.raises(UserError, match="in a later stage than the configuration has"):
         resume(run.path)
+
+
+@pytest.mark.parametrize("name", ["metrics", "spans"])
+def test_records_that_are_shorter_than_the_checkpoint_says(run: RunFolder, name: str) -> None:
+    path = run.path / f"{name}.jsonl"
+    whole = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(whole)[:-10])
+    resume(run.path)
+    lines = path.read_text().splitlines(keepends=True)
+    assert lines[: len(whole) - 1] == whole[:-1]
+    steps = [json.loads(line)["step"] for line in lines]
+    assert len(steps) > len(whole)
+    assert run.final() is not None

@@ -147,7 +147,7 @@ class TestRunFolder:
             RunFolder.create(tmp_path / "run", RunConfig(), Slow(), "1234")  # type: ignore[arg-type]
         assert [entry.name for entry in tmp_path.rglob("*")] == ["run", "mine.txt"]
 
-    @pytest.mark.parametrize("content", [None, b"{", b"\xff"])
+    @pytest.mark.parametrize("content", [None, b"{", b"\xff", b"{}", b"[1]"])
     def test_facts_that_are_damaged(self, tmp_path: Path, content: bytes | None) -> None:
         run = RunFolder.create(tmp_path / "run", RunConfig(), NoTokenizer(), "1234")  # type: ignore[arg-type]
         assert run.fingerprint == "1234"
@@ -157,9 +157,10 @@ class TestRunFolder:
         with pytest.raises(UserError, match=r"corpus\.json is missing or damaged"):
             run.fingerprint  # noqa: B018
 
-    def test_a_last_line_that_is_not_text_is_no_final_score(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("last", [b"\xff\xfe", b"5", b"[]"])
+    def test_a_last_line_that_is_damaged_is_no_final_score(self, tmp_path: Path, last: bytes) -> None:
         run = RunFolder.create(tmp_path / "run", RunConfig(), NoTokenizer(), "1234")  # type: ignore[arg-type]
-        run.metrics.write_bytes(b'{"kind": "final"}\n\xff\xfe')
+        run.metrics.write_bytes(b'{"kind": "final"}\n' + last)
         assert run.final() is None
 
     def test_what_is_no_run_folder_is_refused(self, tmp_path: Path) -> None:

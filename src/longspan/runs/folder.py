@@ -114,7 +114,7 @@ class RunFolder:
     @property
     def fingerprint(self) -> str:
         """Of the corpus that the run was begun with."""
-        fingerprint: str = self._facts("corpus")["fingerprint"]
+        fingerprint: str = self._facts("corpus", "fingerprint")["fingerprint"]
         return fingerprint
 
     def tokenizer(self) -> Tokenizer:
@@ -147,19 +147,21 @@ class RunFolder:
             return None
         *_, last = [b"{}", *self.metrics.read_bytes().splitlines()]
         try:
-            line: dict[str, Any] = json.loads(last)
+            line = json.loads(last)
         except ValueError:  # the writer was killed in the middle of a line
             return None
-        return line if line.get("kind") == "final" else None
+        return line if isinstance(line, dict) and line.get("kind") == "final" else None
 
     def checkpoint(self, which: Literal["last", "best"]) -> Path:
         """The newest weights, or those with the best score on the validation split."""
         return self.path / "checkpoints" / f"{which}{checkpoint.SUFFIX}"
 
-    def _facts(self, name: str) -> dict[str, Any]:
+    def _facts(self, name: str, *needed: str) -> dict[str, Any]:
         source = self.path / f"{name}.json"
         try:
-            facts: dict[str, Any] = json.loads(source.read_bytes())
+            facts = json.loads(source.read_bytes())
         except (OSError, ValueError):
-            raise UserError(f"{source} is missing or damaged: put it back, or start a new run") from None
+            facts = None
+        if not isinstance(facts, dict) or not facts.keys() >= {*needed}:
+            raise UserError(f"{source} is missing or damaged: put it back, or start a new run")
         return facts

@@ -13,10 +13,12 @@ class Journal:
     """A file that only grows, except when a run goes back to an earlier checkpoint."""
 
     def __init__(self, path: Path, length: int = 0) -> None:
-        """Open the file and drop what lies beyond its first `length` bytes."""
+        """Open the file and keep the whole lines among its first `length` bytes.
+
+        A crash of the machine may have left fewer bytes than that, with half a line at their end.
+        """
         self._file = path.open("ab")
-        if self._file.tell() > length:
-            self._file.truncate(length)
+        self._file.truncate(path.read_bytes()[:length].rfind(b"\n") + 1)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Add one line, whole: it is in the hands of the operating system when this returns."""
