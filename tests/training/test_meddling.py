@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from longspan.errors import UserError
-from longspan.runs import RunFolder
+from longspan.runs import RunFolder, checkpoint
 from longspan.training import Interrupted, resume, train
 
-from .runs import Signals, small_config
+from .runs import Lines, Signals, outcome, small_config
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +72,30 @@ def test_records_that_are_shorter_than_the_checkpoint_says(run: RunFolder, name:
     steps = [json.loads(line)["step"] for line in lines]
     assert len(steps) > len(whole)
     assert run.final() is not None
+
+
+def test_a_run_that_died_between_its_first_evaluation_and_its_first_checkpoint(
+    text: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    class Dies(Lines):
+        def status(self, text: str, fraction: float) -> None:
+            if "step 17 " in text:
+                raise MemoryError
+
+    run = RunFolder(tmp_path / "run")
+    with pytest.raises(MemoryError):
+        train(small_config(text, training__checkpoint_every=1000), run.path, reporter=Dies())
+    assert not run.checkpoint("last").exists()
+    resume(run.path, reporter=(said := Lines()))
+    assert f"there is no {run.checkpoint('last')}: going on from best.safetensors" in said.lines
+    assert f"going on with {run.path} after step 15" in said.lines
+    assert outcome(run.path) == outcome(uninterrupted)
+
+
+def test_weights_alone_are_nothing_to_go_on_with(run: RunFolder) -> None:
+    run.checkpoint("last").unlink()
+    checkpoint.save(run.checkpoint("best"), {"model.weight": torch.ones(1)}, {})
+    before = content(run)
+    with pytest.raises(UserError, match=r"best\.safetensors holds weights but no training to go on with"):
+        resume(run.path)
+    assert content(run) == before

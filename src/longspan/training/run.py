@@ -65,8 +65,7 @@ def resume(run: Path, *, reporter: Reporter | None = None, method: type[Method] 
 
 
 def _go_on(folder: RunFolder, reporter: Reporter, method: type[Method]) -> None:
-    config, last = folder.config, folder.checkpoint("last")
-    saved = checkpoint.load(last) if last.exists() else None
+    config, saved = folder.config, _saved(folder, reporter)
     device = pick_device(config.training.device)
     corpus = prepare(config.data, progress=reporter.say)
     if corpus.fingerprint != folder.fingerprint:
@@ -81,6 +80,26 @@ def _go_on(folder: RunFolder, reporter: Reporter, method: type[Method]) -> None:
         if saved is not None:
             _check_goes_on(folder, model, saved)
         _run(folder, corpus, model, reporter, saved, method)
+
+
+def _saved(folder: RunFolder, reporter: Reporter) -> Checkpoint | None:
+    """Where the run was when it was last saved; nothing if it never was.
+
+    A run may die between its first evaluation and its first regular checkpoint: then its best is all there
+    is, and enough, for it holds everything that the last would.
+    """
+    last, best = folder.checkpoint("last"), folder.checkpoint("best")
+    source = last if last.exists() else best
+    if not source.exists():
+        return None
+    saved = checkpoint.load(source)
+    if "progress" not in saved.facts:
+        raise UserError(f"{source} holds weights but no training to go on with: begin a new run")
+    if source == best:
+        averaged = ", with the average of the weights in their place" if saved.below("average") else ""
+        reporter.say(f"there is no {last}: going on from {best.name}{averaged}")
+        checkpoint.save(last, saved.tensors, saved.facts)
+    return saved
 
 
 def _anchored(config: RunConfig) -> RunConfig:
