@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longspan.config import RunConfig
+from longspan.config import RunConfig, StageConfig
 from longspan.errors import UserError
 from longspan.runs import RunFolder, checkpoint, pick_device
 from longspan.runs.environment import environment, git_commit
@@ -127,13 +127,19 @@ class TestRunFolder:
 
     def test_an_existing_folder_is_not_touched(self, tmp_path: Path) -> None:
         (tmp_path / "mine.txt").write_text("precious")
-        with pytest.raises(UserError, match=r"exists already; choose another folder with --out$"):
+        with pytest.raises(UserError, match=r"exists already: choose another folder$"):
             RunFolder.create(tmp_path, RunConfig(), NoTokenizer(), "1234")  # type: ignore[arg-type]
         assert [entry.name for entry in tmp_path.iterdir()] == ["mine.txt"]
 
     def test_one_may_go_on_with_a_run_that_exists(self, tmp_path: Path) -> None:
+        config = RunConfig(stage=(StageConfig(steps=1, learning_rate=0.1),))
+        path = RunFolder.create(tmp_path / "run", config, NoTokenizer(), "1234").path  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=f"folder, or go on with 'longspan train --resume {path}'$"):
+            RunFolder.must_be_new(path)
+
+    def test_but_not_with_one_that_is_not_for_training(self, tmp_path: Path) -> None:
         path = RunFolder.create(tmp_path / "run", RunConfig(), NoTokenizer(), "1234").path  # type: ignore[arg-type]
-        with pytest.raises(UserError, match=f"with --out, or go on with 'longspan train --resume {path}'$"):
+        with pytest.raises(UserError, match=r"run exists already: choose another folder$"):
             RunFolder.must_be_new(path)
 
     def test_a_folder_that_appears_meanwhile_is_not_touched(self, tmp_path: Path) -> None:
@@ -143,7 +149,7 @@ class TestRunFolder:
                 (tmp_path / "run").mkdir()
                 (tmp_path / "run" / "mine.txt").write_text("precious")
 
-        with pytest.raises(UserError, match="run exists already; choose another folder with --out"):
+        with pytest.raises(UserError, match="run exists already: choose another folder"):
             RunFolder.create(tmp_path / "run", RunConfig(), Slow(), "1234")  # type: ignore[arg-type]
         assert [entry.name for entry in tmp_path.rglob("*")] == ["run", "mine.txt"]
 

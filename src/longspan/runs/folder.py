@@ -82,9 +82,10 @@ class RunFolder:
     @staticmethod
     def must_be_new(path: Path) -> None:
         if path.exists():
-            is_run = (path / "config.toml").is_file()
-            hint = f", or go on with '{RunFolder(path).resume_command}'" if is_run else ""
-            raise UserError(f"{path} exists already; choose another folder with --out{hint}")
+            run = RunFolder(path)
+            trains = (path / "config.toml").is_file() and run.config.stage
+            hint = f", or go on with '{run.resume_command}'" if trains else ""
+            raise UserError(f"{path} exists already: choose another folder{hint}")
 
     @staticmethod
     def open(path: Path) -> RunFolder:
