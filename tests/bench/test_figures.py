@@ -185,6 +185,18 @@ def test_the_machine_is_measured(monkeypatch):
     assert reading_seconds([torch.ones(3), torch.ones(2, 2)]) == 0.125
 
 
+def test_halves_are_multiplied_in_small_matrices_on_a_cpu(monkeypatch):
+    sides = []
+
+    def first(work, *_, **__):
+        sides.append(len(work()))
+        return [1.0]
+
+    monkeypatch.setattr(machine, "seconds_of", first)
+    assert matrix_rate(CPU, "fp16") == pytest.approx(2 * 512**3)
+    assert sides == [512]
+
+
 def test_memory_is_what_was_held_at_the_most():
     told = watch_memory(CPU)
     if told() is None:

@@ -18,6 +18,7 @@ from torch import Tensor
 Precision: TypeAlias = Literal["float32", "bf16", "fp16"]
 _DTYPE = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SIDE = {"cpu": 2048, "cuda": 8192}
+_SIDE_OF_HALVES_ON_CPU = 512  # few CPUs have instructions for fp16: without, larger ones take a minute
 _PRODUCTS, _PASSES = 10, 20
 
 
@@ -60,6 +61,8 @@ def matrix_rate(device: torch.device, precision: Precision) -> float:
     What a machine can do is what it does when nothing else keeps it busy.
     """
     side = _SIDE.get(device.type, _SIDE["cpu"])
+    if device.type == "cpu" and precision == "fp16":
+        side = _SIDE_OF_HALVES_ON_CPU
     left, right = (torch.randn(side, side, device=device).to(_DTYPE[precision]) for _ in range(2))
     seconds = seconds_of(lambda: left @ right, device, times=_PRODUCTS, warm_ups=3)
     return 2 * side**3 / min(seconds)
