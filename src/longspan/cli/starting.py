@@ -42,6 +42,16 @@ def option_lines() -> Iterator[str]:
 
 def wanted(args: argparse.Namespace) -> tuple[RunConfig | None, Path]:
     """What to train and into which folder; no configuration where a run is to be resumed."""
+    given = {
+        "RECIPE": args.recipe,
+        "--data": args.data,
+        "--name": args.name,
+        "--out": args.out,
+        "--resume": args.resume,
+    }
+    for option, value in given.items():
+        if value == "":  # most likely a variable of the shell that is not set
+            raise UserError(f"{option} is empty: give it a value or leave it out")
     if args.resume is None:
         config = _configuration(args)
         return config, Path(args.out) if args.out else _free_folder(Path("runs") / config.name)

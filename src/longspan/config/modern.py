@@ -8,6 +8,8 @@ from typing import Literal
 from longspan.config.schema import option, section
 from longspan.config.span import SpanConfig
 
+_LONGEST_NGRAM = 64  # far beyond what repeats in a text
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModernConfig:
@@ -76,8 +78,10 @@ class ModernConfig:
             )
         if self.convolution < 0 or self.convolution == 1:
             raise ValueError("convolution must be 0 for none, or at least 2")
-        if any(n < 2 for n in self.ngrams) or len(set(self.ngrams)) < len(self.ngrams):
-            raise ValueError("ngrams must be different numbers of tokens, each at least 2")
+        if not all(2 <= n <= _LONGEST_NGRAM for n in self.ngrams) or len(set(self.ngrams)) < len(self.ngrams):
+            raise ValueError(
+                f"ngrams must be different numbers of tokens, each at least 2 and at most {_LONGEST_NGRAM}"
+            )
         if not 1 <= self.ngram_rows < 2**31:
             raise ValueError("ngram_rows must be at least 1 and below 2147483648")
         if self.ngram_width is not None and not 1 <= self.ngram_width <= self.width:
