@@ -10,6 +10,7 @@ import pytest
 
 from longspan.cli import data
 from longspan.data import corpora
+from longspan.data.corpus import SPLITS
 from longspan.errors import UserError
 
 
@@ -44,6 +45,18 @@ def test_list_shows_every_name_and_what_is_here(text, capsys):
     }
 
 
+def test_brackets_in_a_path_are_shown_as_they_are(tmp_path, capsys):
+    places = [tmp_path / "[old] books", tmp_path / "[", tmp_path / "b[" / "b]"]
+    for number, place in enumerate(places):
+        place.mkdir(parents=True)
+        (place / "text").write_text("ab" * 500)
+        run("add", f"name{number}", str(place))
+    capsys.readouterr()
+    run("list")
+    shown = capsys.readouterr().out
+    assert all(str(place) in shown for place in places)
+
+
 def test_get_tells_what_is_there(text, capsys):
     run("get", str(text))
     assert capsys.readouterr().out == "mine is here: train 900, valid 50, test 50 bytes\n"
@@ -58,6 +71,13 @@ def test_info_measures_each_split(text, capsys):
     assert "mine: character tokens, vocabulary 2" in shown
 
 
+def test_a_token_that_never_changes_has_no_bits(tmp_path, capsys):
+    (tmp_path / "same.txt").write_text("a" * 100)
+    run("info", str(tmp_path / "same.txt"))
+    rows = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    assert [row[-1] for row in rows if row[0] in SPLITS] == ["0.000"] * 3
+
+
 def test_info_checks_the_token_files(text):
     run("info", str(text))
     for path in (Path(corpora.home()) / "tokens").rglob("test.tokens"):
@@ -69,6 +89,10 @@ def test_info_checks_the_token_files(text):
 def test_mistakes_are_user_errors(tmp_path):
     with pytest.raises(UserError, match="there is no corpus, file or folder 'nothing'"):
         run("info", "nothing")
+    with pytest.raises(UserError, match="the name of the corpus is empty"):
+        run("info", "")
+    with pytest.raises(UserError, match="PATH is empty"):
+        run("add", "mine", "")
     with pytest.raises(UserError, match="needs a vocabulary_size"):
         run("info", "python", "--tokenizer", "bpe")
     with pytest.raises(UserError, match="comes with longspan"):

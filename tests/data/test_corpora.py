@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import io
+import os
 import sysconfig
 import threading
 import zipfile
@@ -161,6 +162,29 @@ def test_bad_places_are_one_clear_line(tmp_path):
         find(str(tmp_path / "nothing"))
     with pytest.raises(UserError, match="there is no corpus, file or folder 'enwik9'; did you mean 'enwik8'"):
         find("enwik9")
+
+
+def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("a line of text\n" * 100)
+    monkeypatch.chdir(tmp_path)
+    assert find(".").name == tmp_path.name
+    with pytest.raises(UserError, match="the name of the corpus is empty"):
+        find("")
+
+
+def test_a_pipe_is_no_plain_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe is no plain file"):
+        find(str(tmp_path / "pipe"))
+
+
+def test_links_to_folders_are_not_followed(tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "text.txt").write_text("a line of text\n" * 100)
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "texts").symlink_to(tmp_path / "texts")
+    with pytest.raises(UserError, match=r"holds no text files \(links to folders are not followed"):
+        find(str(tmp_path / "links"))
 
 
 # --- names of one's own

@@ -222,6 +222,27 @@ def test_an_empty_split_is_one_clear_line(tmp_path):
         tokenize(corpus_of(tmp_path, valid=b""), TokenizerConfig())
 
 
+@pytest.mark.parametrize(
+    ("split", "tokenizer"),
+    [
+        ("train", TokenizerConfig(kind="number")),
+        ("test", TokenizerConfig(kind="sentencepiece-default", vocabulary_size=30)),
+    ],
+)
+def test_a_split_of_blanks_may_have_no_tokens(tmp_path, split, tokenizer):
+    texts = {**dict.fromkeys(SPLITS, b"1 2\n"), split: b" \n"}
+    corpus = corpus_of(tmp_path, **texts)
+    for _ in range(2):
+        with pytest.raises(UserError, match=f"^the {split} split of small has no tokens"):
+            tokenize(corpus, tokenizer)
+        assert finished() == []
+
+
+def test_empty_token_files_are_not_complete(tmp_path):
+    empty = write_token_file(tmp_path / "test.tokens", WordTokenizer(["<unk>"]), [])
+    assert not empty.is_complete()
+
+
 def test_progress_is_short_lines(text):
     lines: list[str] = []
     prepare(config_for(text), lines.append)

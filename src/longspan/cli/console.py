@@ -16,11 +16,12 @@ def show_table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numb
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD)
     for index, title in enumerate(header):
         table.add_column(title, justify="right" if numbers and index else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # a bracket in a path is a bracket, and no style
     # Not a terminal: as wide as it needs to be, so that a log or a pipe gets whole lines.
     Console(width=None if sys.stdout.isatty() else 250).print(table)

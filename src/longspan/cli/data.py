@@ -9,6 +9,7 @@ from typing import Any
 from longspan.cli.console import say, show_table
 from longspan.cli.tokenizer_options import add_tokenizer_options, tokenizer_config
 from longspan.config import DataConfig
+from longspan.errors import UserError
 
 
 def register(subparsers: Any) -> None:
@@ -28,7 +29,7 @@ def register(subparsers: Any) -> None:
 
     action = actions.add_parser("add", help="give a file or folder of text a name")
     action.add_argument("name", metavar="NAME", help="what to call it")
-    action.add_argument("path", metavar="PATH", type=Path, help="a text file, or a folder of text files")
+    action.add_argument("path", metavar="PATH", help="a text file, or a folder of text files")
     action.set_defaults(run=add)
 
     action = actions.add_parser("info", help="splits, sizes and vocabulary of a corpus")
@@ -62,7 +63,9 @@ def get(args: argparse.Namespace) -> None:
 def add(args: argparse.Namespace) -> None:
     from longspan.data import corpora
 
-    place = corpora.add(args.name, args.path)
+    if not args.path:
+        raise UserError("PATH is empty: give a text file, or a folder of text files")
+    place = corpora.add(args.name, Path(args.path))
     print(f"'{args.name}' now stands for {place}")
 
 

@@ -111,6 +111,8 @@ def folder_of(name: str) -> Path:
 
 def find(name_or_path: str, progress: Progress) -> Corpus:
     """The corpus with this name (downloaded first if need be), or the text in this file or folder."""
+    if not name_or_path:  # as a path it would be the current folder
+        raise UserError("the name of the corpus is empty: give a named corpus, a text file or a folder")
     if name_or_path in NAMED:
         return NAMED[name_or_path].load(progress)
     added = registry.registered()

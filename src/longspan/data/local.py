@@ -31,6 +31,8 @@ def from_path(path: Path) -> Corpus:
         return from_folder(path)
     if path.is_file():
         return from_file(path)
+    if path.exists():
+        raise UserError(f"{path} is no plain file: write its text to one first")
     raise UserError(f"there is no file or folder {path}")
 
 
@@ -52,7 +54,7 @@ def from_folder(folder: Path) -> Corpus:
         raise UserError(f"{folder} has train.txt but no {' or '.join(missing)}: add what is missing")
     files = _in_order(folder, [path for path in _visible_files(folder) if _is_text(path)])
     if not files:
-        raise UserError(f"{folder} holds no text files")
+        raise UserError(f"{folder} holds no text files (links to folders are not followed)")
     return Corpus(name, splitting.by_file(folder, files))
 
 

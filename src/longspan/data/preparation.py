@@ -78,6 +78,10 @@ def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, identity: str,
         facts = {}
         for split in SPLITS:
             token_file = write_token_file(partial / f"{split}.tokens", tokenizer, corpus.read(split))
+            if len(token_file) == 0:
+                raise UserError(
+                    f"the {split} split of {corpus.name} has no tokens: it needs more than blanks"
+                )
             facts[split] = token_file.facts()
             progress(f"preparing {corpus.name}: {split} has {len(token_file):,} tokens")
         about = {"name": corpus.name, "fingerprint": identity, "settings": asdict(config), "splits": facts}

@@ -22,4 +22,4 @@ def order_0_entropy(tokens: npt.NDArray[Any]) -> float:
     """Bits per token of the best code that ignores context; a model has to do better."""
     counts = count_tokens(tokens, int(tokens.max()) + 1)
     shares = counts[counts > 0] / len(tokens)
-    return float(-(shares * np.log2(shares)).sum())
+    return float((shares * np.log2(1 / shares)).sum())

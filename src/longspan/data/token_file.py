@@ -38,9 +38,9 @@ class TokenFile:
         return np.memmap(self.path, dtype=self.dtype, mode="r")
 
     def is_complete(self) -> bool:
-        """Whether the file is there at its full size; `verify` looks at every byte."""
+        """Whether the file is there at its full size, and not empty; `verify` looks at every byte."""
         size = self.num_tokens * np.dtype(self.dtype).itemsize
-        return self.path.is_file() and self.path.stat().st_size == size
+        return self.path.is_file() and self.path.stat().st_size == size > 0
 
     def verify(self) -> None:
         """Compare with the checksum that was taken when the file was written."""
