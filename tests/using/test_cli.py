@@ -99,6 +99,7 @@ def test_options_of_a_recipe_are_dotted(capsys: pytest.CaptureFixture[str]) -> N
     )
     assert "such as --model.num-layers (" in complaint(capsys, "train", "--num-layers=4")
     assert "such as --model.span.limit (" in complaint(capsys, "eval", "run", "--limit", "4")
+    assert "--data is empty" in complaint(capsys, "eval", "run", "--data", "")
     assert "dotted" not in complaint(capsys, "generate", "run", "--model", "small")
     assert "did you mean '--resume'?" in complaint(capsys, "train", "--resum", "x")
 

@@ -50,6 +50,8 @@ def run(args: argparse.Namespace) -> None:
     from longspan.language_model import load
     from longspan.runs import RunFolder
 
+    if args.data == "":  # most likely a variable of the shell that is not set
+        raise UserError("--data is empty: give it a value or leave it out")
     overrides = _overrides(args)
     lm = load(args.folder, args.checkpoint, args.device, overrides)
     corpus = args.data or lm.config.data.corpus

@@ -82,9 +82,9 @@ class RunFolder:
     @staticmethod
     def must_be_new(path: Path) -> None:
         if path.exists():
-            run = RunFolder(path)
-            trains = (path / "config.toml").is_file() and run.config.stage
-            hint = f", or go on with '{run.resume_command}'" if trains else ""
+            config = path / "config.toml"
+            trains = config.is_file() and b"[[stage]]" in config.read_bytes()
+            hint = f", or go on with '{RunFolder(path).resume_command}'" if trains else ""
             raise UserError(f"{path} exists already: choose another folder{hint}")
 
     @staticmethod

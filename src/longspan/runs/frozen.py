@@ -9,6 +9,7 @@ from longspan.errors import UserError
 from longspan.models import build
 from longspan.models.windows import with_frozen_spans
 from longspan.runs import checkpoint
+from longspan.runs.fit import check_fit
 from longspan.runs.folder import RunFolder
 
 
@@ -23,6 +24,7 @@ def freeze_spans(run: RunFolder, out: Path) -> RunFolder:
     tokenizer, best = run.tokenizer(), run.checkpoint("best")
     weights = checkpoint.load(best).below("model")
     model = build(run.config.model, tokenizer.vocabulary_size)
+    check_fit(model, weights, best)
     model.load_state_dict(weights)
     config = replace(
         run.config,
