@@ -64,6 +64,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if min(args.threads, args.batch, args.rounds) < 1:
+        parser.error("--threads, --batch and --rounds must be at least 1")
+    if args.json and args.json.exists():
+        parser.error(f"{args.json} exists already")
     torch.set_num_threads(args.threads)
 
     model = make_model()

@@ -31,18 +31,19 @@ import race_protocol
 import race_x_transformers
 from longspan import recipes
 from longspan.cli.overrides import apply, split_overrides
-from longspan.config import DataConfig, GptConfig, ModelConfig, RunConfig, schema
+from longspan.config import DataConfig, EvaluationConfig, GptConfig, ModelConfig, RunConfig, schema
 from longspan.data import TokenizedCorpus, prepare
 from longspan.errors import UserError
 from longspan.files import whole_folder
 from longspan.models import LanguageModel
 from longspan.runs import pick_device
 from longspan.runs.environment import environment
-from longspan.training import Reporter, train
+from longspan.training import Interrupted, Reporter, train
 
 LANES = 16
 REHEARSAL = 8
 NO_END = 10**9  # of steps: a stage ends by the clock
+OURS = [("training", name) for name in ("seed", "device", "evaluate_every", "checkpoint_every")]
 LOGS = ("config.toml", "environment.json", "metrics.jsonl", "spans.jsonl")
 
 
@@ -53,14 +54,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as problem:
         print(f"race: {problem}", file=sys.stderr)
         return 1
+    except Interrupted as stop:
+        print(f"race: {stop}; what was training is lost", file=sys.stderr)
+        return stop.exit_status
     return 0
 
 
 def race(args: argparse.Namespace, overrides: list[tuple[str, str]]) -> None:
     device = pick_device(args.device)
+    if args.bytes < 1:
+        raise UserError(f"--bytes must be at least 1, not {args.bytes}")
+    _check_not_ours(overrides)
     entrants = [_entrant(name, overrides, args) for name in args.entrants]
+    recipes_here = [entrant for entrant in entrants if isinstance(entrant, RunConfig)]
+    if args.out is not None:
+        _check_logs([_logs(config, args.out) for config in recipes_here])
+        _make_folder(args.out)
     folder = race_corpus.written(args.corpus, pattern=args.files, num_bytes=args.bytes)
     corpus = prepare(DataConfig(corpus=str(folder)))
+    for config in recipes_here:
+        readings, _ = _readings(config, len(corpus.splits["test"]))
+        race_protocol.check_reach(readings, len(corpus.splits["valid"]))
     for entrant in entrants:
         if isinstance(entrant, int):
             found = race_x_transformers.run(
@@ -76,26 +90,51 @@ def _entrant(name: str, overrides: list[tuple[str, str]], args: argparse.Namespa
     """A recipe, or the context of x-transformers; mistakes show before anybody has started."""
     if name.startswith(race_x_transformers.PREFIX):
         return race_x_transformers.context_of(name)
-    config = _config(name, overrides, args)
-    if args.out is not None and (logs := _logs(config, args.out)).exists():
-        raise UserError(f"{logs} exists already: give another --out, --seed or --name=NAME")
-    return config
+    return _config(name, overrides, args)
+
+
+def _check_not_ours(overrides: list[tuple[str, str]]) -> None:
+    """What the race decides for all entrants."""
+    for name, _ in overrides:
+        room, _, last = name.replace("-", "_").rpartition(".")
+        if room.split(".")[0] in ("data", "evaluation") or (room, last) in OURS or last == "max_seconds":
+            raise UserError(f"--{name} is for the race to decide: see --help for its own options")
+
+
+def _check_logs(logs: list[Path]) -> None:
+    for place in logs:
+        if place.exists():
+            raise UserError(f"{place} exists already: give another --out, --seed or --name=NAME")
+        if logs.count(place) > 1:
+            raise UserError(f"two entrants would write {place}: race them one by one, each with --name=NAME")
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise UserError(f"--out must be a folder: {problem}") from None
 
 
 def _config(recipe: str, overrides: list[tuple[str, str]], args: argparse.Namespace) -> RunConfig:
     """The recipe as it runs here: on bytes, for this long, and scored by nobody but the race."""
     table = recipes.load(recipe)
     apply(table, overrides)
-    stages = table.get("stage", [])
-    steps = sum(stage["steps"] for stage in stages)
-    for stage in stages:
-        stage |= {"max_seconds": args.seconds * stage["steps"] / steps, "steps": NO_END}
-    table["data"] = {}
-    table["evaluation"] = {"max_tokens": 65_536, "max_tokens_final": 65_536}
-    training = {"rehearsal": REHEARSAL} | table.get("training", {})
-    training |= {"seed": args.seed, "device": args.device, "evaluate_every": 0, "checkpoint_every": 0}
-    table["training"] = training
-    return schema.read(RunConfig, table)
+    table["training"] = {"rehearsal": REHEARSAL} | table.get("training", {})
+    config = schema.read(RunConfig, table)
+    steps = sum(stage.steps for stage in config.stage)
+    return replace(
+        config,
+        data=DataConfig(),
+        evaluation=EvaluationConfig(max_tokens=65_536, max_tokens_final=65_536),
+        training=replace(
+            config.training, seed=args.seed, device=args.device, evaluate_every=0, checkpoint_every=0
+        ),
+        stage=tuple(
+            replace(stage, max_seconds=args.seconds * stage.steps / steps, steps=NO_END)
+            for stage in config.stage
+        ),
+    )
 
 
 def run_recipe(
@@ -109,12 +148,8 @@ def run_recipe(
         model = longspan.load(run.path, device=str(device)).model
         if out is not None:
             _keep_logs(run.path, _logs(config, out))
-    back, block_length = look_back(config.model), config.training.block_length
     test = corpus.splits["test"].tokens
-    if isinstance(config.model, GptConfig):
-        readings, block_length = race_protocol.windows(len(test), back), back
-    else:
-        readings = race_protocol.streams(len(test), LANES, max(back, block_length))
+    readings, block_length = _readings(config, len(test))
     nats = race_protocol.nats(
         _reader(model),
         corpus.splits["valid"].tokens,
@@ -130,11 +165,19 @@ def run_recipe(
         "seconds": last["seconds"],
         "tokens": last["tokens"],
         "nats": nats,
-        "look_back": back,
+        "look_back": look_back(config.model),
         "scored_in": "windows" if isinstance(config.model, GptConfig) else "streams",
         "config": _digest(config),
         **_spans(model),
     }
+
+
+def _readings(config: RunConfig, num_bytes: int) -> tuple[list[race_protocol.Reading], int]:
+    """How a test of so many bytes is read, and in blocks of which length."""
+    back, block_length = look_back(config.model), config.training.block_length
+    if isinstance(config.model, GptConfig):
+        return race_protocol.windows(num_bytes, back), back
+    return race_protocol.streams(num_bytes, LANES, max(back, block_length)), block_length
 
 
 def look_back(model: ModelConfig) -> int:

@@ -59,7 +59,10 @@ def _files(source: Path, pattern: str) -> list[Path]:
         return [source]
     if not source.is_dir():
         raise UserError(f"there is no file or folder {source}")
-    found = [path for path in source.rglob(pattern) if path.is_file()]
+    try:
+        found = [path for path in source.rglob(pattern) if path.is_file()]
+    except (NotImplementedError, ValueError) as problem:
+        raise UserError(f"--files is a pattern such as '*.py', not {pattern!r}: {problem}") from None
     if not found:
         raise UserError(f"{source} has no files {pattern}: choose others with --files")
     return sorted(found, key=lambda path: path.relative_to(source).as_posix())
@@ -87,10 +90,13 @@ def _read(files: Sequence[Path], limit: int | None) -> Iterator[bytes]:
     """The first bytes of the files, one after the other."""
     left = limit
     for path in files:
-        with _opened(path) as file:
-            while chunk := file.read(_CHUNK if left is None else min(_CHUNK, left)):
-                yield chunk
-                left = None if left is None else left - len(chunk)
+        try:
+            with _opened(path) as file:
+                while chunk := file.read(_CHUNK if left is None else min(_CHUNK, left)):
+                    yield chunk
+                    left = None if left is None else left - len(chunk)
+        except (EOFError, lzma.LZMAError) as problem:
+            raise UserError(f"{path} is damaged: {problem}") from None
 
 
 def _opened(path: Path) -> IO[bytes]:

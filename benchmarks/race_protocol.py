@@ -48,6 +48,14 @@ def streams(num_bytes: int, lanes: int, warm: int) -> list[Reading]:
     return [Reading(first, end, warm) for first, end in itertools.pairwise(edges)]
 
 
+def check_reach(readings: list[Reading], bytes_before: int) -> int:
+    """How many bytes before the test are read; there must be as many."""
+    reach = max(reading.warm for reading in readings) + 1
+    if bytes_before < reach:
+        raise UserError(f"{reach:,} bytes must come before the test, not {bytes_before:,}: use more text")
+    return reach
+
+
 @torch.no_grad()
 def nats(
     read: Read,
@@ -60,9 +68,7 @@ def nats(
     device: torch.device,
 ) -> float:
     """The sum over all bytes of `test`, a text that `before` precedes."""
-    reach = max(reading.warm for reading in readings) + 1
-    if len(before) < reach:
-        raise UserError(f"{reach:,} bytes must come before the test, not {len(before):,}: use more text")
+    reach = check_reach(readings, len(before))
     text = np.concatenate([before[len(before) - reach :], test])
     total = torch.zeros((), dtype=torch.float64, device=device)
     for group in _alike(readings, side_by_side):

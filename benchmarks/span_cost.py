@@ -35,6 +35,7 @@ from longspan.bench.training import Training
 from longspan.bench.ways import ways_for
 from longspan.cli.recipes import BYTES, known_vocabulary_size
 from longspan.config import RunConfig, schema
+from longspan.errors import UserError
 from longspan.models import build
 from longspan.runs import pick_device
 from longspan.runs.environment import environment
@@ -132,14 +133,21 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
+    if options.steps < 1:
+        parser.error("--steps must be at least 1")
+    if (options.out / "span_cost.json").exists():
+        parser.error(f"{options.out} has a span_cost.json already")
 
-    table = recipes.load(options.recipe)
-    table["training"] |= {
-        name: getattr(options, name) for name in ("batch_size", "block_length", "precision")
-    } | {"micro_batches": 1, "passage_length": None}
-    device = pick_device(options.device)
-    table["training"]["compile"] = device.type == "cuda"
-    watch = Stopwatch(schema.read(RunConfig, table), device, options.steps)
+    try:
+        device = pick_device(options.device)
+        table = recipes.load(options.recipe)
+        table["training"] |= {
+            name: getattr(options, name) for name in ("batch_size", "block_length", "precision")
+        } | {"micro_batches": 1, "passage_length": None, "compile": device.type == "cuda"}
+        config = schema.read(RunConfig, table)
+    except UserError as problem:
+        parser.error(str(problem))
+    watch = Stopwatch(config, device, options.steps)
     figures = measure(watch) | {"options": vars(options) | {"out": str(options.out)}}
     figures["environment"] = environment(device)
     options.out.mkdir(parents=True, exist_ok=True)

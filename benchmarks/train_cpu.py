@@ -174,6 +174,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
+    if min(options.steps, options.threads) < 1:
+        parser.error("--steps and --threads must be at least 1")
+    if options.json and options.json.exists():
+        parser.error(f"{options.json} exists already")
     torch.set_num_threads(options.threads)
 
     difference = check_agreement()

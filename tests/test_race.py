@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import math
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from longspan.config import AdaptiveSpanConfig, DataConfig, RunConfig, SpanConfi
 from longspan.data import prepare
 from longspan.errors import UserError
 from longspan.models import build
+from longspan.training import Interrupted
 
 CPU = torch.device("cpu")
 TEXT = "".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(2500)).encode()
@@ -173,6 +175,60 @@ def test_a_race(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) 
 
     assert run(tmp_path, "quickstart", *TINY) == 1  # before it trains
     assert "quickstart-seed1 exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["gpt", "quickstart", "--name=same"], "two entrants would write"),
+        (["gpt", "--stage.0.steps=many"], "stage.0.steps"),
+        (["gpt", "--training.seed=7"], "--training.seed is for the race to decide"),
+        (["gpt", "--data.tokenizr=word"], "--data.tokenizr is for the race to decide"),
+        (["gpt", "--stage.0.max-seconds=9"], "is for the race to decide"),
+        (["gpt", "--model.context=9000"], "4,501 bytes must come before the test"),
+        (["gpt", "--bytes", "-1"], "--bytes must be at least 1"),
+    ],
+)
+def test_mistakes_show_before_anybody_has_started(
+    tmp_path: Path, home: Path, words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, *words) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert complaint in lines[-1]
+    assert not any("step" in line for line in lines[:-1])
+    assert not [*tmp_path.glob("out/*")]
+
+
+def test_steps_share_the_time_and_may_be_given(tmp_path: Path, home: Path) -> None:
+    assert run(tmp_path, "gpt", *TINY, "--model.context=16", "--stage.0.steps=5") == 0
+
+
+def test_a_file_is_no_folder_for_results(
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").write_text("precious")
+    assert run(tmp_path, "gpt", *TINY) == 1
+    assert "--out must be a folder" in capsys.readouterr().err
+    assert (tmp_path / "out").read_text() == "precious"
+
+
+def test_a_damaged_archive_is_named(tmp_path: Path, home: Path) -> None:
+    whole = lzma.compress(TEXT)
+    for name, content in (("cut.xz", whole[: len(whole) // 2]), ("plain.xz", TEXT)):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=f"{name} is damaged"):
+            race_corpus.written(tmp_path / name, pattern="*", num_bytes=10**6)
+
+
+def test_stopped_by_hand_it_says_so(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: Any, **__: Any) -> None:
+        raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr(race, "train", stopped)
+    assert run(tmp_path, "gpt", *TINY, "--model.context=16") == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "race: stopped by SIGINT; what was training is lost"
 
 
 def test_lanes_that_were_warmed_are_worth_one_long_reading() -> None:

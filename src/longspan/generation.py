@@ -159,7 +159,8 @@ def sampling_distribution(
     """What tokens are drawn from: first the temperature, then only the `top_k` most probable tokens, then of
     those the fewest that together reach probability `top_p`; what is left is scaled to 1."""
     below_best_BV = log_probs_BV - log_probs_BV.amax(dim=-1, keepdim=True)  # so no temperature can overflow
-    scores_BV, order_BV = (below_best_BV / temperature).sort(dim=-1, descending=True, stable=True)
+    scores_BV = (below_best_BV.double() / temperature).to(log_probs_BV.dtype)  # in float32 it might be 0
+    scores_BV, order_BV = scores_BV.sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
         scores_BV[:, top_k:] = -torch.inf
     probs_BV = scores_BV.softmax(dim=-1)

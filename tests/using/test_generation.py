@@ -93,6 +93,7 @@ def test_what_is_left_is_a_distribution_that_keeps_the_order(
 
 def test_almost_no_temperature_does_not_overflow() -> None:
     assert sampling_distribution(PROBS.log(), temperature=1e-42).tolist() == [[0, 1, 0, 0]]
+    assert sampling_distribution(PROBS.log(), temperature=1e-300).tolist() == [[0, 1, 0, 0]]
 
 
 def test_rows_of_a_batch_are_drawn_from_their_own_distributions() -> None:
