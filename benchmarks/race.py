@@ -66,14 +66,13 @@ def race(args: argparse.Namespace, overrides: list[tuple[str, str]]) -> None:
         raise UserError(f"--bytes must be at least 1, not {args.bytes}")
     _check_not_ours(overrides)
     entrants = [_entrant(name, overrides, args) for name in args.entrants]
-    recipes_here = [entrant for entrant in entrants if isinstance(entrant, RunConfig)]
     if args.out is not None:
-        _check_logs([_logs(config, args.out) for config in recipes_here])
+        _check_logs([_logs(config, args.out) for config in entrants if isinstance(config, RunConfig)])
         _make_folder(args.out)
     folder = race_corpus.written(args.corpus, pattern=args.files, num_bytes=args.bytes)
     corpus = prepare(DataConfig(corpus=str(folder)))
-    for config in recipes_here:
-        readings, _ = _readings(config, len(corpus.splits["test"]))
+    for entrant in entrants:
+        readings, _ = _readings(entrant, len(corpus.splits["test"]))
         race_protocol.check_reach(readings, len(corpus.splits["valid"]))
     for entrant in entrants:
         if isinstance(entrant, int):
@@ -172,10 +171,12 @@ def run_recipe(
     }
 
 
-def _readings(config: RunConfig, num_bytes: int) -> tuple[list[race_protocol.Reading], int]:
+def _readings(entrant: RunConfig | int, num_bytes: int) -> tuple[list[race_protocol.Reading], int]:
     """How a test of so many bytes is read, and in blocks of which length."""
-    back, block_length = look_back(config.model), config.training.block_length
-    if isinstance(config.model, GptConfig):
+    if isinstance(entrant, int):
+        return race_protocol.windows(num_bytes, entrant), entrant
+    back, block_length = look_back(entrant.model), entrant.training.block_length
+    if isinstance(entrant.model, GptConfig):
         return race_protocol.windows(num_bytes, back), back
     return race_protocol.streams(num_bytes, LANES, max(back, block_length)), block_length
 
@@ -236,7 +237,6 @@ def _report(found: dict[str, Any], corpus: TokenizedCorpus, device: torch.device
     )
     print(line, flush=True)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         with (out / "race.jsonl").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 

@@ -78,6 +78,8 @@ def test_every_byte_is_scored_once_with_half_a_context_before_it(
 
 
 def test_too_little_text_before_the_test_is_said() -> None:
+    readings, _ = race._readings(9000, 100)  # of x-transformers
+    assert race_protocol.check_reach(readings, 4501) == 4501
     with pytest.raises(UserError, match="2,002 bytes must come before the test, not 2,000"):
         nats_of(lambda target, _: target, race_protocol.streams(4, 1, 2001), np.arange(4), 8)
 
