@@ -26,6 +26,7 @@ TESTS = [
     "tests/kernels/test_few_rows.py",
     "tests/kernels/test_tables.py",
     "tests/kernels/test_placing.py",
+    "tests/kernels/test_post_norm.py",
     "tests/models/test_projections.py",
     "tests/heads/test_scores.py",
     "tests/training/test_ahead.py",

@@ -12,16 +12,18 @@ COMPILE = """
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from longspan.kernels import few_rows
+from longspan.kernels import few_rows, post_norm
 from longspan.kernels.span_attention import recordable, tables
 
-POINTERS = {"HEADS": "*i64", "COUNTS": "*i64", "MASK": "*fp32", "SUMS": "*fp32", "FOUND": "*fp32"}
+POINTERS = {"HEADS": "*i64", "COUNTS": "*i64", "SEED": "*i32"}
+POINTERS |= dict.fromkeys(("MASK", "SUMS", "FOUND", "STATS"), "*fp32")
+NUMBERS = ("scale", "keep_scale", "epsilon")
 
 def build(kernel, **constants):
     kinds = {}
     for name in kernel.arg_names:
         pointer = name.isupper() and name not in "TH"
-        kinds[name] = POINTERS.get(name, "*bf16") if pointer else "fp32" if name == "scale" else "i32"
+        kinds[name] = POINTERS.get(name, "*bf16") if pointer else "fp32" if name in NUMBERS else "i32"
         if name in constants:
             kinds[name] = "constexpr"
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
@@ -37,6 +39,13 @@ build(tables._key_kernel, **tile)
 build(tables._sum_kernel, SHARED=True, FIRST=1, BD=32, **sizes)
 build(few_rows._product_kernel, HAS_BIAS=True, HAS_ONTO=True, BE=1, BD=2048)
 build(few_rows._product_kernel, HAS_BIAS=False, HAS_ONTO=False, BE=64, BD=32, BIAS=None, ONTO=None)
+row = {"BN": 4, "BD": 512}
+build(post_norm._norm_kernel, HAS_DROPOUT=True, **row)
+build(post_norm._norm_gradient_kernel, HAS_DROPOUT=True, HAS_DOUT=True, **row)
+build(post_norm._norm_gradient_kernel, HAS_DROPOUT=False, HAS_DOUT=False, SEED=None, DOUT=None, **row)
+build(post_norm._relu_kernel, HAS_DROPOUT=True, BLOCK=2048)
+build(post_norm._relu_gradient_kernel, BN=16, BE=256)
+build(post_norm._total_kernel, BP=64, BD=32)
 given = ("HAS_SPANS", "HAS_POSITIONS", "HAS_CONTENT_BIAS", "HAS_POSITION_BIAS", "HAS_SLOTS", "HAS_FILLED")
 everything = dict.fromkeys(given, True)
 build(recordable._part_kernel, BN=64, FIRST=0, **everything, **sizes)
@@ -47,7 +56,7 @@ build(recordable._part_kernel, BN=64, FIRST=1, **nothing, **sizes)
 """
 
 
-def test_tables_and_steps_of_decoding(tmp_path: object) -> None:
+def test_tables_steps_of_decoding_and_post_norm(tmp_path: object) -> None:
     pytest.importorskip("triton", reason="Triton is for Linux")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)

@@ -369,7 +369,9 @@ def test_dropout_drops_what_its_hash_says_in_both_passes(
         renormalise=renormalise,
     )
     seed, dropout = 1234567, 0.3
-    monkeypatch.setattr(fused, "_seed", lambda device: torch.tensor([seed], dtype=torch.int32, device=device))
+    monkeypatch.setattr(
+        fused, "new_seed", lambda device: torch.tensor([seed], dtype=torch.int32, device=device)
+    )
     tensors = tensors_of(case, dtype, DEVICE)
     exact = in_float64(tensors)
     kept = kept_BHTX(case, seed, dropout, max(case.flat_windows)).to(DEVICE)

@@ -21,7 +21,7 @@ from longspan.layers.dropout import GrowingDropout, dropout
 from longspan.layers.head_rows import of_heads
 from longspan.layers.linear import Linear
 from longspan.layers.positions import LearnedDistanceKeys, Positions
-from longspan.layers.post_norm import normed_sum
+from longspan.layers.post_norm import kernels_for, normed_sum
 from longspan.layers.projections import end_to_end, product_dtype, rows_of_heads
 from longspan.layers.query_key_norm import QueryKeyNorm
 from longspan.layers.slots import PersistentSlots
@@ -116,7 +116,8 @@ class Attention(Block):
     def compile_parts(self) -> None:
         """What comes before the projection and after the sum over heads: between them windows move."""
         self._normed = torch.compile(self._normed)  # type: ignore[method-assign]
-        self._joined = torch.compile(self._joined)  # type: ignore[method-assign]
+        if self.norm_first or not kernels_for(self.norm, self.query.weight, self.output_dropout):
+            self._joined = torch.compile(self._joined)  # type: ignore[method-assign]
 
     @torch.compiler.disable(reason="windows move while spans are learned: it would compile again and again")
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
@@ -225,8 +226,9 @@ class Attention(Block):
 
     def _joined(self, h_BTD: Tensor, out_BTD: Tensor) -> Tensor:
         """The residual stream with what attention adds to it."""
-        out_BTD = dropout(out_BTD, self.output_dropout, self.training)
-        return h_BTD + out_BTD if self.norm_first else normed_sum(self.norm, h_BTD, out_BTD)
+        if self.norm_first:
+            return h_BTD + dropout(out_BTD, self.output_dropout, self.training)
+        return normed_sum(self.norm, h_BTD, out_BTD, self.output_dropout, training=self.training)
 
     def decoding_state(self, state: State) -> State:
         if self.norm_recalled and not self.empty_start:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,8 @@ from longspan.kernels.linear import FixedProduct, relu_feed_forward
 from longspan.layers.block import Block, Step
 from longspan.layers.dropout import GrowingDropout, dropout
 from longspan.layers.linear import Linear
-from longspan.layers.post_norm import normed_sum
+from longspan.layers.post_norm import kernels_for, normed_sum
+from longspan.layers.projections import product_dtype
 from longspan.state import State
 
 
@@ -47,19 +49,41 @@ class FeedForward(Block):
 
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         if self.norm_first:
-            return h_BTD + self._feed_forward(self.norm(h_BTD)), state
-        return normed_sum(self.norm, h_BTD, self._feed_forward(h_BTD)), state
+            out_BTD = self._feed_forward(self.norm(h_BTD))
+            return h_BTD + dropout(out_BTD, self.output_dropout, self.training), state
+        if (kernels := self._kernels()) is not None:
+            dropouts = (self.dropout, self.output_dropout) if self.training else (0.0, 0.0)
+            norm = kernels.Norm(self.norm.weight, self.norm.bias, self.norm.eps, dropouts[1])
+            fused_BTD: Tensor = kernels.feed_forward(
+                h_BTD, *self._weights(), norm, dropout=dropouts[0], dtype=product_dtype(h_BTD)
+            )
+            return fused_BTD, state
+        out_BTD = self._feed_forward(h_BTD)
+        return normed_sum(self.norm, h_BTD, out_BTD, self.output_dropout, training=self.training), state
+
+    def compile_parts(self) -> None:
+        if self.norm_first or self._kernels() is None:
+            super().compile_parts()
 
     def _feed_forward(self, h_BTD: Tensor) -> Tensor:
-        if self.activation is torch.relu and self.gate is None and not h_BTD.is_cuda:
-            weights = (self.expand.weight, self.expand.bias, self.contract.weight, self.contract.bias)
-            out = relu_feed_forward(h_BTD, *weights, dropout=self.dropout if self.training else 0.0)
-            return dropout(out, self.output_dropout, self.training)
+        if self._is_plain() and not h_BTD.is_cuda:
+            return relu_feed_forward(h_BTD, *self._weights(), dropout=self.dropout if self.training else 0.0)
         inner = self.activation(self.expand(h_BTD))
         if self.gate is not None:
             inner = inner * self.gate(h_BTD)
-        out = self.contract(dropout(inner, self.dropout, self.training))
-        return dropout(out, self.output_dropout, self.training)
+        return self.contract(dropout(inner, self.dropout, self.training))
+
+    def _kernels(self) -> ModuleType | None:
+        """Those that do all of a post-norm block at once, where the weights are."""
+        if not self._is_plain() or self.expand.bias is None:
+            return None
+        return kernels_for(self.norm, self.expand.weight, self.output_dropout)
+
+    def _is_plain(self) -> bool:
+        return self.activation is torch.relu and self.gate is None
+
+    def _weights(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+        return self.expand.weight, self.expand.bias, self.contract.weight, self.contract.bias
 
     def step_from(self, state: State) -> Step:
         expand, contract = (FixedProduct(layer.weight, layer.bias) for layer in (self.expand, self.contract))

@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
+from functools import cache
+from types import ModuleType
+
 import torch
 from torch import Tensor, nn
 
+from longspan.layers.dropout import GrowingDropout
+from longspan.layers.dropout import dropout as drop
 from longspan.layers.projections import product_dtype
 
 
-def normed_sum(norm: nn.Module, h_BTD: Tensor, out_BTD: Tensor) -> Tensor:
-    """LN(h + out), in the precision of products.
+def normed_sum(
+    norm: nn.Module,
+    h_BTD: Tensor,
+    out_BTD: Tensor,
+    dropout: float | GrowingDropout = 0.0,
+    *,
+    training: bool = False,
+) -> Tensor:
+    """LN(h + dropout(out)), in the precision of products.
 
     What follows is products with it, and one more sum: that starts from numbers as exact as those it adds. A
     stream in full precision would be rounded for every product, and be twice as much to write and read.
     """
+    dtype = product_dtype(h_BTD)
+    if (kernels := kernels_for(norm, h_BTD, dropout)) is not None:
+        ending = kernels.Norm(norm.weight, norm.bias, norm.eps, dropout if training else 0.0)
+        fused_BTD: Tensor = kernels.normed_sum(h_BTD, out_BTD, ending, dtype)
+        return fused_BTD
     exact = torch.promote_types(h_BTD.dtype, norm.get_parameter("weight").dtype)
-    normed_BTD: Tensor = norm(h_BTD.to(exact) + out_BTD)
-    return normed_BTD.to(product_dtype(h_BTD))
+    normed_BTD: Tensor = norm(h_BTD.to(exact) + drop(out_BTD, dropout, training))
+    return normed_BTD.to(dtype)
+
+
+def kernels_for(norm: nn.Module, x: Tensor, dropout: float | GrowingDropout) -> ModuleType | None:
+    """The kernels that do it on the device of `x`: for nothing but torch's norm with both its weights."""
+    plain = type(norm) is nn.LayerNorm and norm.bias is not None and len(norm.normalized_shape) == 1
+    fixed = not isinstance(dropout, GrowingDropout)
+    return _kernels() if plain and fixed and x.is_cuda and x.dtype != torch.float64 else None
+
+
+@cache
+def _kernels() -> ModuleType | None:
+    """Where Triton is installed."""
+    try:
+        from longspan.kernels import post_norm
+    except ImportError:
+        return None
+    return post_norm

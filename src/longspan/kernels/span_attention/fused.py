@@ -24,6 +24,7 @@ import triton
 from torch import Tensor
 
 from longspan.errors import UserError
+from longspan.kernels.hashing import new_seed
 from longspan.kernels.span_attention import triton as kernels
 from longspan.kernels.span_attention.queries import biased
 from longspan.kernels.span_attention.tables import (
@@ -177,7 +178,7 @@ class _SpanAttention(torch.autograd.Function):
         past = _end_to_end(pasts_MBXK)
         out_BHTK = _like_rows(q_BHTK)
         lse_BHT = q_BHTK.new_empty(batch, heads, block, dtype=torch.float32)
-        seed = _seed(q_BHTK.device) if options.dropout > 0 else None
+        seed = new_seed(q_BHTK.device) if options.dropout > 0 else None
         asked = biased(q_BHTK, position_bias_HK)
         keys = table = None
         if position_keys is not None:
@@ -309,10 +310,6 @@ def _cut(row: Tensor | None, shapes: Sequence[torch.Size]) -> list[Tensor | None
         return [None] * len(shapes)
     parts = row.split([shape.numel() for shape in shapes])
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
-def _seed(device: torch.device) -> Tensor:
-    return torch.randint(2**31, (1,), dtype=torch.int32, device=device)
 
 
 def _strides(*tensors_BHTK: Tensor) -> list[int]:

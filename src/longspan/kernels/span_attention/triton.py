@@ -28,6 +28,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from longspan.kernels.hashing import kept_places, mixed
 from longspan.kernels.span_attention.mask import EPSILON
 
 EPS = tl.constexpr(EPSILON)
@@ -37,28 +38,6 @@ SLOTS = tl.constexpr(1 << 30)  # the position that slots begin at, for dropout
 # The table of heads has 8 numbers in a row. Those of the past count in rows of a head, WIDTH numbers each.
 #   0 window   1 reach   2 keys in PAST   3 values in PAST   4 step of the batch   5 step of a position
 #   6 begin of the table R   7 width of its rows: those of a text are as many as T rounded up to 8
-
-
-@triton.jit
-def _mixed(x):
-    """A hash of 32 bits in which every bit of x moves every other."""
-    x ^= x >> 16
-    x *= 0x7FEB352D
-    x ^= x >> 15
-    x *= 0x846CA68B
-    x ^= x >> 16
-    return x
-
-
-@triton.jit
-def _kept(row_key, place, threshold):
-    """Which weights dropout keeps: a function of seed and query, mixed, and of the key's place.
-
-    Slots have places far beyond all text.
-    """
-    x = (row_key[:, None] ^ place.to(tl.uint32)[None, :]) * 0x7FEB352D
-    x ^= x >> 15
-    return x * 0x846CA68B >= threshold.to(tl.uint32)
 
 
 @triton.jit
@@ -222,7 +201,7 @@ def _forward_tiles(
                 sum_e = tl.sum(e, 1)
             y = y * shrink + sum_e
         if HAS_DROPOUT:
-            e = tl.where(_kept(row_key, j, threshold), e, 0.0)
+            e = tl.where(kept_places(row_key, j, threshold), e, 0.0)
         v = _rows(v_base, j, v_row, there, WIDTH, BK, INSIDE)
         acc = acc * shrink[:, None] + tl.dot(e.to(v.dtype), v, input_precision=PRECISION)
         top = new_top
@@ -248,7 +227,7 @@ def forward_kernel(
 
     t = t0 + tl.arange(0, BM)
     row = (b * H + h) * T + t
-    row_key = _mixed(row.to(tl.uint32) ^ seed)
+    row_key = mixed(row.to(tl.uint32) ^ seed)
     q = _rows(Q + b.to(tl.int64) * q_b + h * q_h, t, q_t, t < T, WIDTH, BK, False)
     if HAS_BIAS:
         q = _biased(q, BIAS, h, t < T, WIDTH, BK)
@@ -305,7 +284,7 @@ def forward_kernel(
             z = z * shrink + sum_e
             y = y * shrink + sum_e
             if HAS_DROPOUT:
-                e = tl.where(_kept(row_key, p + SLOTS, threshold), e, 0.0)
+                e = tl.where(kept_places(row_key, p + SLOTS, threshold), e, 0.0)
             v = _rows(SLOT_V, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_SLOTS)
             acc = acc * shrink[:, None] + tl.dot(e.to(v.dtype), v, input_precision=PRECISION)
             top = new_top
@@ -359,7 +338,7 @@ def _query_gradient_tiles(
             share = tl.where(seen, share, 0.0)
         dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
         if HAS_DROPOUT:
-            kept = _kept(row_key, j, threshold)
+            kept = kept_places(row_key, j, threshold)
             dw = tl.where(kept, dw * keep_scale, 0.0)
         if HAS_SPANS and not INSIDE:
             rise = _rise(edge, t, j, slope)
@@ -419,7 +398,7 @@ def query_gradient_kernel(
 
     t = t0 + tl.arange(0, BM)
     row = (b * H + h) * T + t
-    row_key = _mixed(row.to(tl.uint32) ^ seed)
+    row_key = mixed(row.to(tl.uint32) ^ seed)
     q = _rows(Q + b.to(tl.int64) * q_b + h * q_h, t, q_t, t < T, WIDTH, BK, False)
     if HAS_BIAS:
         q = _biased(q, BIAS, h, t < T, WIDTH, BK)
@@ -477,7 +456,7 @@ def query_gradient_kernel(
                 share = tl.where((p < P)[None, :], share, 0.0)
             dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
             if HAS_DROPOUT:
-                dw = tl.where(_kept(row_key, p + SLOTS, threshold), dw * keep_scale, 0.0)
+                dw = tl.where(kept_places(row_key, p + SLOTS, threshold), dw * keep_scale, 0.0)
             ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
             dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
 
@@ -527,8 +506,8 @@ def _key_gradient_tiles(
             mask = _clamped(_rise(edge, t, j, slope))
             w = share * mask
         if HAS_DROPOUT:
-            row_key = _mixed((row0 + t).to(tl.uint32) ^ seed)
-            kept = _kept(row_key, j, threshold)
+            row_key = mixed((row0 + t).to(tl.uint32) ^ seed)
+            kept = kept_places(row_key, j, threshold)
             dw = tl.where(kept, dw * keep_scale, 0.0)
             w = tl.where(kept, w, 0.0)
         ds = _score_gradient(share, dw, inner[:, None], mask, HAS_SPANS, RENORMALISE)
@@ -632,7 +611,7 @@ def slot_gradient_kernel(
         for t0 in range(0, T, BM):
             t = t0 + tl.arange(0, BM)
             row = (b * H + h) * T + t
-            row_key = _mixed(row.to(tl.uint32) ^ seed)
+            row_key = mixed(row.to(tl.uint32) ^ seed)
             q = _rows(q_base, t, q_t, t < T, WIDTH, BK, False)
             dout = _rows(o_base, t, o_t, t < T, WIDTH, BK, False)
             lse = tl.load(LSE + row, mask=t < T, other=0.0)
@@ -643,7 +622,7 @@ def slot_gradient_kernel(
             dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
             w = share
             if HAS_DROPOUT:
-                kept = _kept(row_key, p + SLOTS, threshold)
+                kept = kept_places(row_key, p + SLOTS, threshold)
                 dw = tl.where(kept, dw * keep_scale, 0.0)
                 w = tl.where(kept, w, 0.0)
             ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
