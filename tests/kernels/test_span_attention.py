@@ -159,6 +159,17 @@ def test_without_positions():
         torch.testing.assert_close(found_gradients[name], gradient, msg=name)
 
 
+def test_a_bias_of_the_content_learns_nothing_from_positions():
+    """Not even where it is all that learns."""
+    tensors = inputs(2, 2, 5, 4, 3, 6, [2.5, 0.0], biases=("content",))
+    options = {"window": 6, "ramp": 2}
+    bias = {"content_bias_HK": tensors["content_bias_HK"]}
+    fixed = {name: tensor.detach() for name, tensor in tensors.items()} | bias
+    expected = gradients(reference.span_attention(**tensors, **options), bias)
+    found = gradients(span_attention(**fixed, **options), bias)
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_longer_window_changes_nothing_beyond_the_span():
     tensors = inputs(1, 2, 6, 20, 4, 20, [3.0, 5.5])
     short = span_attention(**tensors, window=9, ramp=3)
