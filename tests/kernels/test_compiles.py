@@ -41,9 +41,11 @@ build(few_rows._product_kernel, HAS_BIAS=True, HAS_ONTO=True, BE=1, BD=2048)
 build(few_rows._product_kernel, HAS_BIAS=False, HAS_ONTO=False, BE=64, BD=32, BIAS=None, ONTO=None)
 row = {"BN": 4, "BD": 512}
 build(post_norm._norm_kernel, HAS_DROPOUT=True, **row)
+build(post_norm._norm_kernel, HAS_DROPOUT=True, threshold=1, **row)
 build(post_norm._norm_gradient_kernel, HAS_DROPOUT=True, HAS_DOUT=True, **row)
 build(post_norm._norm_gradient_kernel, HAS_DROPOUT=False, HAS_DOUT=False, SEED=None, DOUT=None, **row)
 build(post_norm._relu_kernel, HAS_DROPOUT=True, BLOCK=2048)
+build(post_norm._relu_kernel, HAS_DROPOUT=True, BLOCK=2048, threshold=1)  # as Triton does with a 1
 build(post_norm._relu_gradient_kernel, BN=16, BE=256)
 build(post_norm._total_kernel, BP=64, BD=32)
 given = ("HAS_SPANS", "HAS_POSITIONS", "HAS_CONTENT_BIAS", "HAS_POSITION_BIAS", "HAS_SLOTS", "HAS_FILLED")

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from longspan.kernels import span_attention as door
+from longspan.kernels.paths import forced
 from longspan.kernels.span_attention import eager, reference
 
 from .grouped import Case, assert_near, head_by_head, tensors_of, together, with_gradients
@@ -85,7 +86,7 @@ def test_torch_itself_attends_to_whole_texts(name: str, own: bool, monkeypatch: 
     tensors = tensors_of(case)
     found = together(door.span_attention, case, tensors)
     assert bool(called) == own
-    with door.forced("eager"):
+    with forced("eager"):
         torch.testing.assert_close(together(door.span_attention, case, tensors), found)
     assert len(called) == own
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longspan.config import AdaptiveSpanConfig, SpanConfig
-from longspan.kernels.span_attention import eager, forced, head_groups, padded, reference, span_attention
+from longspan.kernels.paths import forced
+from longspan.kernels.span_attention import eager, head_groups, padded, reference, span_attention
 from longspan.models import build
 
 from .test_span_attention import BIASES, arguments, gradients, inputs

@@ -20,10 +20,12 @@ INNER = 40
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that every program has several tiles."""
+    """So that every program has several tiles, and there are several of all."""
     monkeypatch.setattr(post_norm, "ROW_NUMBERS", 128)
     monkeypatch.setattr(post_norm, "ROW_PROGRAMS", 3)
     monkeypatch.setattr(post_norm, "WIDE_PROGRAMS", 2)
+    monkeypatch.setattr(post_norm, "WIDE_COLUMNS", 16)
+    monkeypatch.setattr(post_norm, "PARTS", 2)
     monkeypatch.setattr(post_norm, "PAIRS", 64)
 
 
@@ -96,6 +98,39 @@ def test_the_feed_forward_block(rows: tuple[int, ...], width: int) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "part", [lambda h: h[:, -1:], lambda h: h[..., :8], lambda h: h[::2], lambda h: h[:1].expand(4, -1, -1)]
+)
+def test_numbers_that_do_not_lie_side_by_side(part) -> None:
+    whole = torch.randn(4, 3, 24, device=DEVICE)
+    h = part(whole)
+    leaves = [h.detach().requires_grad_(), *tensors(*feed_forward_shapes((), h.shape[-1])[1:])]
+    assert leaves[0].stride() == h.stride()
+    one, w1, b1, w2, b2, weight, bias = doubles = exact(leaves)
+    out = F.linear(torch.relu(F.linear(one, w1, b1)), w2, b2)
+    width = h.shape[-1:]
+    expected = F.layer_norm(one + out, width, weight, bias, EPSILON)
+    assert_same(feed_forward(*leaves), leaves, expected, doubles)
+    of_norm = [leaves[0], leaves[5], leaves[6]]
+    expected = F.layer_norm(one + one, width, weight, bias, EPSILON)
+    found = normed_sum(leaves[0], leaves[0], *of_norm[1:])
+    assert_same(found, of_norm, expected, [one, weight, bias])
+
+
+def test_what_is_frozen_gets_no_gradient() -> None:
+    leaves = tensors(*feed_forward_shapes((5,), 8))
+    for leaf in leaves[:2]:
+        leaf.requires_grad_(False)
+    feed_forward(*leaves).sum().backward()
+    assert [leaf.grad is None for leaf in leaves] == [True, True, *[False] * 5]
+    leaves[0].requires_grad_()
+    leaves[3].requires_grad_(False)
+    leaves[3].grad = None
+    feed_forward(*leaves).sum().backward()
+    assert leaves[0].grad is not None
+    assert leaves[3].grad is None
+
+
 def test_what_the_norm_drops_has_no_gradient() -> None:
     """With h = 0 a row of the sum is what dropout left; the weights of the norm undo it."""
     rows, width, probability = 200, 64, 0.3
@@ -137,14 +172,13 @@ def test_what_is_dropped_inside(probability: float) -> None:
 
 def test_dropout_in_the_block_has_the_gradient_of_what_it_kept() -> None:
     """The same seeds give the same block again, with one number moved a little: differences, not formulas."""
-    leaves = [leaf.double() for leaf in tensors(*feed_forward_shapes((3,), 8))]
+    inputs = tensors(*feed_forward_shapes((3,), 8))
     above = torch.linspace(-1, 1, 24, device=DEVICE).view(3, 8)
 
     def value(*moved: Tensor) -> Tensor:
         torch.manual_seed(3)
         return (feed_forward(*moved, inside=0.4, outside=0.3) * above).sum()
 
-    inputs = [leaf.detach().float().requires_grad_() for leaf in leaves]
     gradients = torch.autograd.grad(value(*inputs), inputs)
     draw = torch.Generator().manual_seed(4)
     for place, gradient in enumerate(gradients):

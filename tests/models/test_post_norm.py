@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from longspan.kernels.paths import forced
 from longspan.layers import feed_forward, post_norm
 from longspan.layers.feed_forward import FeedForward
 from longspan.layers.post_norm import kernels_for, normed_sum
@@ -95,5 +96,7 @@ def test_kernels_are_for_plain_norms_on_a_gpu() -> None:
     assert kernels_for(nn.LayerNorm(4, bias=False), Elsewhere(), 0.1) is None
     assert kernels_for(nn.RMSNorm(4), Elsewhere(), 0.1) is None
     assert kernels_for(nn.LayerNorm(4), Elsewhere(), post_norm.GrowingDropout(0.0, 0.3)) is None
+    with forced("eager"):
+        assert kernels_for(nn.LayerNorm(4), Elsewhere(), 0.1) is None
     Elsewhere.dtype = torch.float64
     assert kernels_for(nn.LayerNorm(4), Elsewhere(), 0.1) is None

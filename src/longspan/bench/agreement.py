@@ -49,7 +49,7 @@ def check_agreement(
     generator = torch.Generator().manual_seed(0)
     shape = (2, BATCH, 1 + min(BLOCK, block_length))
     earlier_BT, block_BT = torch.randint(model.vocabulary_size, shape, generator=generator).to(device)
-    with reference.attention(), torch.no_grad(), autocast(device, precision):
+    with reference.taken(), torch.no_grad(), autocast(device, precision):
         _, state = model(earlier_BT[:, :-1], _noise(model.initial_state(BATCH), generator))
     found = {way.name: _results(model, way, block_BT, state, precision) for way in (reference, fast)}
     exact = _results(model.double(), reference, block_BT, state.to(dtype=torch.float64), "float32")
@@ -101,7 +101,7 @@ def _there_and_back(
         hidden_BTD, _ = model(block_BT[:, :-1], state, cast)
         head = model.model.head
     else:
-        with way.attention(), cast:
+        with way.taken(), cast:
             hidden_BTD, _ = model(block_BT[:, :-1], state)
         head = model.head
     with cast:

@@ -103,7 +103,8 @@ class Bench:
         try:
             model = self._model()
             if self.config.training.compile:
-                model.compile()
+                with way.taken():  # what kernels do is not compiled
+                    model.compile()
             step = Training(model, self.config, way).step
             warm_ups = WARM_UPS.get(self.device.type, WARM_UPS["cpu"])
             seconds = seconds_of(step, self.device, times=steps, warm_ups=warm_ups)

@@ -43,7 +43,7 @@ class Training:
         tokens = torch.randint(self.updater.model.vocabulary_size, self._shape, generator=self._generator)
         # Adagrad clips every tensor by itself.
         clip_norm = 0.0 if self._stage.optimizer == "adagrad" else self._stage.clip_norm
-        with self.way.attention():
+        with self.way.taken():
             nats, self.state = self.updater.update(
                 tokens[:, :-1], tokens[:, 1:], self.state, self.optimizers, clip_norm
             )

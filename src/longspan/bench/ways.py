@@ -8,22 +8,22 @@ from typing import Literal
 
 import torch
 
-from longspan.kernels.span_attention import forced
+from longspan.kernels.paths import Path, forced
 from longspan.layers.attention import Attention
 from longspan.models import LanguageModel
 
 
 @dataclass(frozen=True)
 class Way:
-    """Which attention, and whether the passes through the model are recorded."""
+    """Which path operations take, and whether the passes through the model are recorded."""
 
     name: Literal["reference", "fast"]
     means: str
-    path: Literal["eager", "padded"] | None = None
+    path: Path | None = None
     recorded: bool = False
 
-    def attention(self) -> AbstractContextManager[None]:
-        """Inside, models attend this way."""
+    def taken(self) -> AbstractContextManager[None]:
+        """Inside, models compute this way."""
         return forced(self.path)
 
 
@@ -34,8 +34,8 @@ def ways_for(model: LanguageModel, device: torch.device) -> list[Way]:
     """
     if device.type == "cuda":
         return [
-            Way("reference", "attention in plain torch, every operation launched", "eager"),
-            Way("fast", "fused attention, passes through the model recorded and replayed", recorded=True),
+            Way("reference", "plain torch, every operation launched", "eager"),
+            Way("fast", "kernels of our own, passes through the model recorded and replayed", recorded=True),
         ]
     if not any(isinstance(module, Attention) for module in model.modules()):
         return [Way("fast", "the only one, without attention to spans")]

@@ -14,7 +14,7 @@ def new_seed(device: torch.device) -> Tensor:
 
 
 @triton.jit
-def mixed(x):  # type: ignore[no-untyped-def]
+def mixed(x):
     """A hash of 32 bits in which every bit of x moves every other."""
     x = x.to(tl.uint32)
     x ^= x >> 16
@@ -26,8 +26,8 @@ def mixed(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def kept_places(row_key, place, threshold):  # type: ignore[no-untyped-def]
+def kept_places(row_key, place, threshold):
     """Which places of some rows dropout keeps; a row's key is its number and the seed, mixed."""
     x = (row_key[:, None] ^ place.to(tl.uint32)[None, :]) * 0x7FEB352D
     x ^= x >> 15
-    return x * 0x846CA68B >= threshold.to(tl.uint32)
+    return x * 0x846CA68B >= tl.cast(threshold, tl.uint32)  # a threshold of 1 is no tensor

@@ -33,6 +33,9 @@ WIDE_ROWS, WIDE_COLUMNS, WIDE_PROGRAMS = 16, 128, 64
 PAIRS = 512
 """Of the wide layer: pairs of numbers that a program takes. One hash is enough for two."""
 
+PARTS = 128
+"""Of a sum over programs: how many at a time."""
+
 
 class Norm(NamedTuple):
     """LN, with what is dropped before it."""
@@ -43,14 +46,12 @@ class Norm(NamedTuple):
     dropout: float
 
 
-@torch.compiler.disable(reason="it is kernels already")
 def normed_sum(h: Tensor, out: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
     """In `dtype`; the sum is not rounded before."""
     y: Tensor = _NormedSum.apply(h, out, *norm, dtype)  # type: ignore[no-untyped-call]
     return y
 
 
-@torch.compiler.disable(reason="it is kernels already")
 def feed_forward(
     h: Tensor,
     w1_ED: Tensor,
@@ -109,7 +110,7 @@ class _FeedForward(torch.autograd.Function):
         dropout: float,
         dtype: torch.dtype,
     ) -> Tensor:
-        h_ND, ctx.dtype = h.reshape(-1, h.shape[-1]), w1_ED.dtype
+        h_ND = h.contiguous().view(-1, h.shape[-1])
         w1_ED, b1_E, w2_DE, b2_D = (part.to(dtype) for part in (w1_ED, b1_E, w2_DE, b2_D))
         x_ND = h_ND.to(dtype)
         inner_NE = torch.addmm(b1_E, x_ND, w1_ED.t())
@@ -125,16 +126,15 @@ class _FeedForward(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x_ND, w1_ED, inner_NE, w2_DE, *of_norm = ctx.saved_tensors
         dh_ND, dout_ND, sums_3D = _norm_gradients(dy, ctx.output_dropout, *of_norm)
-        dw2_DE = dout_ND.t() @ inner_NE
+        wants_h, wants_w1, _, wants_w2, *_ = ctx.needs_input_grad
+        dw2_DE = dout_ND.t() @ inner_NE if wants_w2 else None
         dinner_NE = dout_ND @ w2_DE
         db1_E = _relu_gradient(dinner_NE, inner_NE, ctx.dropout)
-        dw1_ED = dinner_NE.t() @ x_ND
-        # dh_ND may be dout_ND, which is not needed any more.
-        if dh_ND.dtype == dinner_NE.dtype:
-            dh_ND.addmm_(dinner_NE, w1_ED)
-        else:
+        dw1_ED = dinner_NE.t() @ x_ND if wants_w1 else None
+        if wants_h and dh_ND.dtype == dinner_NE.dtype:
+            dh_ND.addmm_(dinner_NE, w1_ED)  # it may be dout_ND, which is not needed any more
+        elif wants_h:
             dh_ND += dinner_NE @ w1_ED
-        dw1_ED, dw2_DE = dw1_ED.to(ctx.dtype), dw2_DE.to(ctx.dtype)
         dnorm = (sums_3D[0], sums_3D[1], None, None)
         return dh_ND.view(dy.shape), dw1_ED, db1_E, dw2_DE, sums_3D[2], *dnorm, None, None
 
@@ -199,13 +199,13 @@ def _relu_gradient(dinner_NE: Tensor, inner_NE: Tensor, dropout: float) -> Tenso
 def _total(sums_PX: Tensor) -> Tensor:
     """Over programs."""
     out = torch.empty_like(sums_PX[0])
-    _total_kernel[(triton.cdiv(out.numel(), 8),)](sums_PX, out, sums_PX.shape[0], out.numel(), BP=128, BD=8)
+    _total_kernel[(triton.cdiv(out.numel(), 8),)](sums_PX, out, sums_PX.shape[0], out.numel(), BP=PARTS, BD=8)
     return out
 
 
 def _row_tile(width: int) -> dict[str, int]:
     columns = triton.next_power_of_2(width)
-    return {"BN": max(1, ROW_NUMBERS // columns), "BD": columns, "num_warps": min(max(2, columns // 512), 8)}
+    return {"BN": max(1, ROW_NUMBERS // columns), "BD": columns, "num_warps": min(max(2, columns // 512), 16)}
 
 
 def _drops(dropout: float, bits: int) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def _drops(dropout: float, bits: int) -> dict[str, Any]:
 
 @triton.jit
 def _kept(n, d, SEED, threshold):
-    return kept_places(mixed(n.to(tl.uint32) ^ tl.load(SEED).to(tl.uint32)), d, threshold)
+    return kept_places(mixed(n ^ tl.load(SEED)), d, threshold)
 
 
 @triton.jit
@@ -299,8 +299,9 @@ def _relu_kernel(
     b = tl.where(b <= 0.0, 0.0, b)
     if HAS_DROPOUT:
         bits = mixed((first.to(tl.uint32) + i.to(tl.uint32)) ^ tl.load(SEED).to(tl.uint32))
-        a = tl.where((bits & 0xFFFF) >= threshold.to(tl.uint32), a * keep_scale, 0.0)
-        b = tl.where((bits >> 16) >= threshold.to(tl.uint32), b * keep_scale, 0.0)
+        least = tl.cast(threshold, tl.uint32)
+        a = tl.where((bits & 0xFFFF) >= least, a * keep_scale, 0.0)
+        b = tl.where((bits >> 16) >= least, b * keep_scale, 0.0)
     tl.store(at, a.to(X.dtype.element_ty), mask=i < left)
     tl.store(at + BLOCK, b.to(X.dtype.element_ty), mask=i + BLOCK < left)
 

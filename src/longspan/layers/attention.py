@@ -114,7 +114,10 @@ class Attention(Block):
         return State({"memory": rows} | {name: none_B.clone() for name in counters})
 
     def compile_parts(self) -> None:
-        """What comes before the projection and after the sum over heads: between them windows move."""
+        """What comes before the projection and after the sum over heads, unless kernels do it.
+
+        Between them windows move.
+        """
         self._normed = torch.compile(self._normed)  # type: ignore[method-assign]
         if self.norm_first or not kernels_for(self.norm, self.query.weight, self.output_dropout):
             self._joined = torch.compile(self._joined)  # type: ignore[method-assign]

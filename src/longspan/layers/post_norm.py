@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
+from longspan.kernels.paths import is_for_kernels
 from longspan.layers.dropout import GrowingDropout
 from longspan.layers.dropout import dropout as drop
 from longspan.layers.projections import product_dtype
@@ -39,15 +39,8 @@ def normed_sum(
 def kernels_for(norm: nn.Module, x: Tensor, dropout: float | GrowingDropout) -> ModuleType | None:
     """The kernels that do it on the device of `x`: for nothing but torch's norm with both its weights."""
     plain = type(norm) is nn.LayerNorm and norm.bias is not None and len(norm.normalized_shape) == 1
-    fixed = not isinstance(dropout, GrowingDropout)
-    return _kernels() if plain and fixed and x.is_cuda and x.dtype != torch.float64 else None
-
-
-@cache
-def _kernels() -> ModuleType | None:
-    """Where Triton is installed."""
-    try:
-        from longspan.kernels import post_norm
-    except ImportError:
+    if not plain or isinstance(dropout, GrowingDropout) or not is_for_kernels(x):
         return None
+    from longspan.kernels import post_norm
+
     return post_norm

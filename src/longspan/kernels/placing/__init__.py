@@ -20,12 +20,11 @@ Shapes: B batch, T positions, H heads, K head width, R = 3H rows (2H without que
 
 from __future__ import annotations
 
-from functools import cache
 from types import ModuleType
 
-import torch
 from torch import Tensor
 
+from longspan.kernels.paths import is_for_kernels
 from longspan.kernels.placing import eager
 from longspan.kernels.placing.eager import Placed
 
@@ -42,17 +41,11 @@ def place(
 ) -> Placed:
     """Queries, keys and values of these heads: normed if there is `gain_H`, turned if there is `first_B`."""
     as_they_are = gain_H is None and first_B is None
-    fused = (
-        None if as_they_are or not rows_BTRK.is_cuda or rows_BTRK.dtype == torch.float64 else _fused_path()
-    )
-    return (fused or eager).place(rows_BTRK, heads, gain_H, first_B, base)
+    path = eager if as_they_are or not is_for_kernels(rows_BTRK) else _fused_path()
+    return path.place(rows_BTRK, heads, gain_H, first_B, base)
 
 
-@cache
-def _fused_path() -> ModuleType | None:
-    """The kernels, where Triton is installed."""
-    try:
-        from longspan.kernels.placing import triton
-    except ImportError:
-        return None
+def _fused_path() -> ModuleType:
+    from longspan.kernels.placing import triton
+
     return triton

@@ -24,7 +24,7 @@ Not renormalised, a longer window leaves less for the span.
 window; `single.py` is that for one query per text, in decoding; `fused.py` runs all heads at once on a GPU;
 `padded.py` is the original's way, for comparison. A block that is a whole text, seen by all heads without
 spans, goes to torch's own attention.
-`span_attention` is the one door to them, and `forced` holds it to one. `recordable.py` reads on a GPU one
+`span_attention` is the one door to them. `recordable.py` reads on a GPU one
 token after another, and keeps what it has read to itself.
 
 Shapes: B batch, T block, M memory, S = M + T keys, H heads, G heads of a group, X = 2G, K head width,
@@ -33,18 +33,16 @@ L longest distance, W window, P slots, E width of e_d.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import cache
+from collections.abc import Sequence
 from itertools import groupby
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from longspan.kernels.paths import forced_path, is_for_kernels
 from longspan.kernels.span_attention import eager, padded, single
 from longspan.kernels.span_attention.mask import soft_mask
 
@@ -53,22 +51,7 @@ if TYPE_CHECKING:
 
 SHORT = 128
 
-__all__ = ["cuts_windows", "forced", "head_groups", "one_token", "soft_mask", "span_attention"]
-
-_forced: ContextVar[Literal["eager", "padded"] | None] = ContextVar("forced path", default=None)
-
-
-@contextmanager
-def forced(path: Literal["eager", "padded"] | None) -> Iterator[None]:
-    """Inside, every forward pass takes this path, wherever it runs; None is the choice of the door.
-
-    A state in its decoding form is good for the path that it was made for.
-    """
-    token = _forced.set(path)
-    try:
-        yield
-    finally:
-        _forced.reset(token)
+__all__ = ["cuts_windows", "head_groups", "one_token", "soft_mask", "span_attention"]
 
 
 def head_groups(windows_H: Sequence[int], *, kinds_H: Sequence[int] | None = None) -> list[list[int]]:
@@ -78,7 +61,7 @@ def head_groups(windows_H: Sequence[int], *, kinds_H: Sequence[int] | None = Non
     one group share the longest window among them, and the keys and values projected for it: their spans hide
     what is too far. Heads of different kinds never go together.
     """
-    padded_all = _forced.get() == "padded"
+    padded_all = forced_path() == "padded"
     octaves_H = [0 if padded_all else max(window - 1, SHORT - 1).bit_length() for window in windows_H]
     alike_H = list(zip(octaves_H, kinds_H or [0] * len(windows_H), strict=True))
     heads = sorted(range(len(windows_H)), key=alike_H.__getitem__)
@@ -127,7 +110,7 @@ def span_attention(
     nothing_before = filled_B is not None and not any(kv_BMXK.shape[1] for kv_BMXK in past)
     nothing_else = all(x is None for x in (position_keys, content_bias_HK, slots, spans_H))
     all_of_it = first_distance == 0 and min(windows) >= q_BHTK.shape[2]
-    if nothing_before and nothing_else and all_of_it and _forced.get() is None:
+    if nothing_before and nothing_else and all_of_it and forced_path() is None:
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=True)
     shared: dict[str, Any] = {"ramp": ramp, "renormalise": renormalise, "first_distance": first_distance}
     heads_together: dict[str, Any] = {
@@ -146,9 +129,9 @@ def span_attention(
     if fused is not None:
         more = {"dropout": dropout, "windows_follow_spans": windows_follow_spans}
         return fused.span_attention(q_BHTK, k_BHTK, v_BHTK, **more, **heads_together)
-    if q_BHTK.shape[2] == 1 and dropout == 0 and _forced.get() is None and not torch.is_grad_enabled():
+    if q_BHTK.shape[2] == 1 and dropout == 0 and forced_path() is None and not torch.is_grad_enabled():
         return single.span_attention(q_BHTK, k_BHTK, v_BHTK, **heads_together)
-    path = padded if _forced.get() == "padded" else eager
+    path = padded if forced_path() == "padded" else eager
     out, start = [], 0
     for kv_BMXK in past:
         past_k_BGMK, past_v_BGMK = kv_BMXK.transpose(1, 2).chunk(2, dim=1)
@@ -181,17 +164,8 @@ def _of(x_H: Tensor | None, heads: slice) -> Tensor | None:
 
 def _fused_path(x: Tensor, head_width: int) -> ModuleType | None:
     """The kernels, for heads that they can take."""
-    if _forced.get() is not None or not x.is_cuda or x.dtype == torch.float64:
+    if not is_for_kernels(x):
         return None
-    fused = _kernels()
-    return fused if fused is not None and head_width <= fused.LARGEST_HEAD else None
+    from longspan.kernels.span_attention import fused
 
-
-@cache
-def _kernels() -> ModuleType | None:
-    """The kernels, where Triton is installed."""
-    try:
-        from longspan.kernels.span_attention import fused
-    except ImportError:
-        return None
-    return fused
+    return fused if head_width <= fused.LARGEST_HEAD else None
