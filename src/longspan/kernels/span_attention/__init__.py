@@ -133,15 +133,18 @@ def span_attention(
         return single.span_attention(q_BHTK, k_BHTK, v_BHTK, **heads_together)
     path = padded if forced_path() == "padded" else eager
     out, start = [], 0
-    for kv_BMXK in past:
+    sizes = [kv_BMXK.shape[2] // 2 for kv_BMXK in past]
+    # Split at once: a slice for every group would make gradients of the whole from zeros, and add them up.
+    of_groups = zip(past, *(x_BHTK.split(sizes, dim=1) for x_BHTK in (q_BHTK, k_BHTK, v_BHTK)), strict=True)
+    for kv_BMXK, q_BGTK, k_BGTK, v_BGTK in of_groups:
         past_k_BGMK, past_v_BGMK = kv_BMXK.transpose(1, 2).chunk(2, dim=1)
         heads = slice(start, start + past_k_BGMK.shape[1])
         shared_keys = position_keys is None or position_keys.dim() == 2
         out.append(
             path.span_attention(
-                q_BHTK[:, heads],
-                torch.cat([past_k_BGMK, k_BHTK[:, heads]], dim=2),
-                torch.cat([past_v_BGMK, v_BHTK[:, heads]], dim=2),
+                q_BGTK,
+                torch.cat([past_k_BGMK, k_BGTK], dim=2),
+                torch.cat([past_v_BGMK, v_BGTK], dim=2),
                 window=max(windows[heads]),
                 position_keys=position_keys if shared_keys else _of(position_keys, heads),
                 content_bias_HK=_of(content_bias_HK, heads),
@@ -155,7 +158,7 @@ def span_attention(
             )
         )
         start = heads.stop
-    return torch.cat(out, dim=1)
+    return out[0] if len(out) == 1 else torch.cat(out, dim=1)
 
 
 def _of(x_H: Tensor | None, heads: slice) -> Tensor | None:
