@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from longspan.kernels.paths import is_for_kernels
 
 FEW = 16
 """With more rows than this a product takes longer than reading its weights."""
@@ -79,16 +80,10 @@ def relu_feed_forward(
 
 
 def _kernels(x: Tensor) -> ModuleType | None:
-    return _few_rows() if x.is_cuda and x.dtype != torch.float64 else None
-
-
-@cache
-def _few_rows() -> ModuleType | None:
-    """The kernel, where Triton is installed."""
-    try:
-        from longspan.kernels import few_rows
-    except ImportError:
+    if not is_for_kernels(x):
         return None
+    from longspan.kernels import few_rows
+
     return few_rows
 
 
