@@ -214,7 +214,8 @@ def test_dropout_drops_weights_and_keeps_the_mean():
 
 
 @pytest.mark.parametrize("renormalise", [True, False])
-def test_dropout_has_the_gradient_of_what_it_kept(renormalise):
+def test_dropout_has_the_gradient_of_what_it_kept(renormalise, monkeypatch):
+    monkeypatch.setattr(eager, "CHUNK", 2)  # each chunk drops others
     tensors = inputs(2, 2, 5, 3, 3, 4, [1.3, 2.7], num_slots=2)
 
     def run(*leaves: Tensor) -> Tensor:
@@ -226,21 +227,32 @@ def test_dropout_has_the_gradient_of_what_it_kept(renormalise):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_stays_close_to_float32(dtype):
-    exact = {
-        name: t.detach().float().requires_grad_() for name, t in inputs(1, 2, 9, 5, 8, 12, [4.0, 7.5]).items()
-    }
+@pytest.mark.parametrize("num_slots", [0, 3])
+def test_half_precision_stays_close_to_float32(dtype, num_slots):
+    made = inputs(1, 2, 9, 5, 8, 12, [4.0, 7.5], num_slots)
+    exact = {name: t.detach().float().requires_grad_() for name, t in made.items()}
     half = {
         name: t.detach().to(dtype if name in ("q_BHTK", "k_BHSK", "v_BHSK") else t.dtype).requires_grad_()
         for name, t in exact.items()
     }
     options = {"window": 12, "ramp": 4}
-    expected, found = span_attention(**exact, **options), span_attention(**half, **options)
+    expected = span_attention(**arguments(exact), **options)
+    found = span_attention(**arguments(half), **options)
     assert found.dtype == dtype
     torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.03)
     expected_gradients = gradients(expected, exact)
     for name, gradient in gradients(found, half).items():
         torch.testing.assert_close(gradient.float(), expected_gradients[name], rtol=0.1, atol=0.06, msg=name)
+
+
+def test_chunks_add_up_in_full_precision(monkeypatch):
+    """One query after another, in half precision, comes to what few chunks come to."""
+    made = inputs(1, 1, 256, 0, 8, 64, None, num_slots=2)
+    half = {name: t.detach().to(torch.bfloat16).requires_grad_() for name, t in made.items()}
+    few = gradients(span_attention(**arguments(half), window=64), half)
+    monkeypatch.setattr(eager, "CHUNK", 1)
+    for name, gradient in gradients(span_attention(**arguments(half), window=64), half).items():
+        assert (gradient - few[name]).norm() < 0.02 * few[name].norm(), name
 
 
 def test_soft_mask_by_hand():

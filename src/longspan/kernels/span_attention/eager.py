@@ -320,7 +320,7 @@ def _heads(x_NCX: Tensor, per_head: Tensor) -> Tensor:
 
 def _sum_over_queries(x_NCX: Tensor, per_head: Tensor) -> Tensor:
     """For every head the sum over batch and queries, [H, X]."""
-    return _heads(x_NCX.sum(1), per_head).sum(0)  # both dimensions at once take five times as long
+    return _heads(x_NCX.sum(1), per_head).sum(0)  # both dimensions at once take several times as long
 
 
 def _add_product(x: Tensor, y: Tensor, *, to: Tensor) -> None:
