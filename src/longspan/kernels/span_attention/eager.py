@@ -216,7 +216,8 @@ class _SpanAttention(torch.autograd.Function):
         )
         window = k_NSK.shape[1] - q_NTK.shape[1]
         exact = torch.promote_types(q_NTK.dtype, torch.float32)  # chunks overlap: sums want full precision
-        inputs = (k_NSK, v_NSK, p_NWK, slot_k_NPK, slot_v_NPK, mask_HX)
+        learned_NWK = p_NWK if ctx.needs_input_grad[4] else None  # sinusoids are not
+        inputs = (k_NSK, v_NSK, learned_NWK, slot_k_NPK, slot_v_NPK, mask_HX)
         sums: list[Any] = [None if x is None else x.new_zeros(x.shape, dtype=exact) for x in inputs]
         dk_NSK, dv_NSK, dp_NWK, dslot_k_NPK, dslot_v_NPK, dmask_HX = sums
         dq_NTK, table_NCG = torch.empty_like(q_NTK), None
@@ -258,7 +259,8 @@ class _SpanAttention(torch.autograd.Function):
             dk_NSK[:, chunk.keys] += torch.bmm(table_NCG.mT, q_NCK)
             dq_NCK = torch.bmm(table_NCG, k_NGK)
             if p_NWK is not None:
-                _add_product(ds_NCW.mT, position_q_NTK[:, chunk.queries], to=dp_NWK)
+                if dp_NWK is not None:
+                    _add_product(ds_NCW.mT, position_q_NTK[:, chunk.queries], to=dp_NWK)
                 if dposition_q_NTK is None:
                     dq_NCK.baddbmm_(ds_NCW, p_NWK)
                 else:
