@@ -12,8 +12,10 @@ from torch.nn import functional as F
 from longspan.config import GptConfig, RunConfig, SpanConfig, schema
 from longspan.errors import UserError
 from longspan.layers.attention import Attention
+from longspan.layers.block import Block
 from longspan.layers.feed_forward import FeedForward
 from longspan.models import Stack, build
+from longspan.state import State
 
 VOCABULARY = 7
 PLAIN = GptConfig(num_layers=2, width=12, num_heads=3, inner_width=20, context=9)
@@ -130,6 +132,34 @@ def test_whole_contexts_are_read_without_asking_the_device(
     rest, state = model(tokens[:, 36:], state)
     torch.testing.assert_close(torch.cat([*found, rest], dim=1), expected)
     assert model.shape_key(state) is None  # rows may have been reset since
+
+
+class RunningMean(Block):
+    """A block of one's own, with a state that has as many numbers whatever was read."""
+
+    def initial_state(self, batch_size: int) -> State:
+        return State({"mean": torch.zeros(batch_size, PLAIN.width, dtype=torch.float64)})
+
+    def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
+        mean_BD, means = state.tensor("mean"), []
+        for h_BD in h_BTD.unbind(dim=1):
+            mean_BD = (mean_BD + h_BD) / 2
+            means.append(mean_BD)
+        return h_BTD + torch.stack(means, dim=1), State({"mean": mean_BD})
+
+
+@pytest.mark.parametrize("lengths", [[27], [9, 18], [4, 23], [1] * 27], ids=str)
+def test_a_block_with_a_state_of_its_own_begins_again_with_each_context(lengths: list[int]) -> None:
+    model = make(SPANS)
+    model.blocks.append(RunningMean())
+    tokens = torch.randint(VOCABULARY, (2, 27))
+    with torch.no_grad():
+        expected = [model(piece, model.initial_state(2))[0] for piece in tokens.split(9, dim=1)]
+        state, found = model.initial_state(2), []
+        for piece in tokens.split(lengths, dim=1):
+            hidden, state = model(piece, state)
+            found.append(hidden)
+    torch.testing.assert_close(torch.cat(found, 1), torch.cat(expected, 1), rtol=1e-9, atol=1e-9)
 
 
 def test_fresh_weights_are_those_of_gpt_2() -> None:

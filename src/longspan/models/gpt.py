@@ -68,24 +68,24 @@ def gpt(config: GptConfig, vocabulary_size: int) -> Stack:
 class StackInContexts(Stack):
     """A stack for which a row that has read a full `context` begins again, as a new text does.
 
-    Where all rows begin the state has no rows of memory. So its shape says that they will end together, and
-    blocks of whole contexts are read without asking the device.
+    Where all rows begin attention has no rows of memory. So the shape of the state says that they will end
+    together, and blocks of whole contexts are read without asking the device.
     """
 
     context: int
 
     def initial_state(self, batch_size: int) -> State:
-        return _begun_again(super().initial_state(batch_size))
+        return self._begun_again(super().initial_state(batch_size))
 
     def shape_key(self, state: State) -> Hashable | None:
-        return super().shape_key(state) if _all_begin(state) else None
+        return super().shape_key(state) if self._all_begin(state) else None
 
     def step_from(self, state: State) -> Step | None:
         return carried(self, self.decoding_state(state))
 
     def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
         # Else one copy to the host says where contexts end: blocks are cut there, each row at its own ends.
-        together = _all_begin(state)
+        together = self._all_begin(state)
         read_B = state.branch("blocks").branch("0").tensor("read")
         read = [0] * len(read_B) if together else read_B.tolist()
         hidden, start, block = [], 0, tokens_BT.shape[1]
@@ -99,17 +99,29 @@ class StackInContexts(Stack):
             hidden.append(hidden_BTD)
             start, read = start + length, [count + length for count in read]
             if together and read[0] == self.context:
-                state, read = _begun_again(state), [0] * len(read)
+                state, read = self._begun_again(state), [0] * len(read)
         return torch.cat(hidden, dim=1), state
 
+    def _begun_again(self, state: State) -> State:
+        """The same texts, all at their beginning."""
+        blocks = state.branch("blocks")
 
-def _begun_again(state: State) -> State:
-    """The same texts, all at their beginning."""
-    return state.map(lambda leaf: torch.zeros_like(leaf if leaf.dim() == 1 else leaf[:, :0]))
+        def begun(block: Block, name: str) -> State:
+            own = blocks.branch(name)
+            return (own.map(_without_rows) if isinstance(block, Attention) else own).map(torch.zeros_like)
+
+        return State({"blocks": self._each_block(begun)})
+
+    def _all_begin(self, state: State) -> bool:
+        blocks = state.branch("blocks")
+        remembering = (name for name, block in self.blocks.named_children() if isinstance(block, Attention))
+        leaves = (leaf for name in remembering for leaf in blocks.branch(name).flatten().values())
+        return not any(leaf.shape[1] for leaf in leaves if leaf.dim() > 1)
 
 
-def _all_begin(state: State) -> bool:
-    return not any(leaf.shape[1] for leaf in state.flatten().values() if leaf.dim() > 1)
+def _without_rows(leaf: Tensor) -> Tensor:
+    """No rows of memory; counters stay."""
+    return leaf[:, :0] if leaf.dim() > 1 else leaf
 
 
 def _initial_values(model: Stack, num_layers: int) -> None:
