@@ -389,6 +389,15 @@ def test_options_of_a_wrong_type_are_named(tmp_path, case, name, wrong, must_be)
     assert f"'{name}' must be {must_be}, not" in message
 
 
+def test_a_configuration_that_is_no_file_of_json(tmp_path):
+    path = Original.of("txl_basic").save(tmp_path / "c.pt")
+    config = tmp_path / "config.json"
+    assert complaint(path, "transformer-xl", config) == f"there is no file {config}"
+    assert complaint(path, "transformer-xl", tmp_path).startswith(f"{tmp_path} cannot be read: ")
+    config.write_text("{")
+    assert complaint(path, "transformer-xl", config).startswith(f"{config} is not JSON: ")
+
+
 def test_options_that_have_no_part_in_the_model_may_be_anything(tmp_path):
     made = Original.of("txl_basic")
     path = made.save(tmp_path / "c.pt")

@@ -125,6 +125,8 @@ def _options(config: Mapping[str, Any] | str | Path | None, groups: tuple[str, .
             raise UserError(f"there is no file {config}") from None
         except ValueError as problem:
             raise UserError(f"{config} is not JSON: {problem}") from None
+        except OSError as problem:
+            raise UserError(f"{config} cannot be read: {problem.strerror}") from None
         if not isinstance(config, Mapping):
             raise UserError("a configuration must be a JSON object of the original's options")
     options = {name: value for name, value in config.items() if not isinstance(value, Mapping)}
