@@ -116,10 +116,18 @@ class State(Mapping[str, "State | Tensor"]):
 
     @staticmethod
     def join(states: Sequence[State]) -> State:
-        """States of several batches as the state of one batch, rows in the order given."""
+        """States of several batches as the state of one batch, rows in the order given.
+
+        All must remember equally much: as states of one model do while its weights stay, but for a GPT's,
+        whose memory is as long as what was read of the context.
+        """
         flats = [state.flatten() for state in states]
         if any(flat.keys() != flats[0].keys() for flat in flats):
             raise ValueError("only states with the same tensors can be joined")
+        for name, leaf in flats[0].items():
+            if any(flat[name].shape[1:] != leaf.shape[1:] for flat in flats):
+                sizes = " and ".join(str(tuple(flat[name].shape)) for flat in flats)
+                raise ValueError(f"states that remember unequally much cannot be joined: {name} is {sizes}")
         return State.unflatten({name: torch.cat([flat[name] for flat in flats]) for name in flats[0]})
 
 
