@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from longspan.config import (
     AdaptiveSpanConfig,
     AllAttentionConfig,
+    GptConfig,
     ModelConfig,
     RunConfig,
     SearchConfig,
@@ -65,6 +66,14 @@ def test_learned_spans_cost_what_they_see() -> None:
 
     near, far = attention(0.0), attention(1.0)
     assert far - near == pytest.approx((256 - 16) * (3 * 2 * D + 2 * 2 * D * D / T))
+
+
+@pytest.mark.parametrize(("block", "recalled"), [(8, 0), (16, 0), (4, 4 / 2), (2, (2 + 4 + 6) / 4)])
+def test_a_gpt_recalls_only_what_its_context_has(block: int, recalled: float) -> None:
+    """A block that begins a context of 8 recalls nothing, one in the middle of it 4 positions."""
+    model = build(GptConfig(num_layers=1, width=D, num_heads=H, inner_width=20, context=8), V)
+    attention = 4 * 2 * D * D + 2 * 2 * D * D * recalled / block + 2 * 2 * 8 * D
+    assert model_flops(model, Shape(B, block)) == pytest.approx(attention + 2 * 2 * D * 20 + 2 * D * V)
 
 
 def test_sha_rnn_by_hand() -> None:

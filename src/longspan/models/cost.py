@@ -4,6 +4,7 @@ Counted are the products of matrices: projections (of the memory too, where it i
 block), scores of content and distance and weighted sums over the window of each head, slots, and the head.
 Norms, softmax and dropout are not. An adaptive softmax counts all clusters, as when all probabilities are
 wanted; in training it computes a rare cluster only for the tokens that are in it, and costs less.
+A window counts in full, also where a block or a context begins within it.
 Shapes: B batch, T block, D width, K head width, M memory that a head sees, W its window.
 """
 
@@ -22,6 +23,7 @@ from longspan.layers.recurrent import Recurrent
 from longspan.layers.rotary import RotaryPositions
 from longspan.layers.sha_attention import SingleHeadAttention
 from longspan.layers.stochastic import StochasticBlock
+from longspan.models.gpt import StackInContexts
 from longspan.models.interface import LanguageModel
 from longspan.models.stack import Stack
 
@@ -31,12 +33,15 @@ class Shape(NamedTuple):
 
     batch_size: int
     block_length: int
+    context: int | None = None  # a text is cut into contexts of this many tokens
 
 
 def model_flops(model: LanguageModel, shape: Shape) -> float:
     """FLOPs per token of a whole model; of a supernet, with all candidates of every block."""
     if not isinstance(model, Stack):
         return flops(model, shape)
+    if isinstance(model, StackInContexts):
+        shape = shape._replace(context=model.context)
     ngrams = [] if model.ngrams is None else [model.ngrams]
     return sum(flops(part, shape) for part in (model.embedding, *ngrams, *model.blocks, model.head))
 
@@ -52,12 +57,12 @@ def flops(part: nn.Module, shape: Shape) -> float:
 
 @flops.register
 def _(block: Attention, shape: Shape) -> float:
-    B, T = shape
+    B, T, _ = shape
     D, K = block.query.in_features, block.head_width
     (positions,) = block._positions
     total = sum(map(_matrices, (block.query, block.key, block.value, block.out)))
     for W in block.span.windows_for(T):
-        M = min(W, block.span.memory_length)
+        M = _recalled(min(W, block.span.memory_length), shape)
         if not block.keeps_keys:
             total += 2 * (2 * M * D * K) / T  # keys and values of the memory
         total += 2 * (2 * W * K)  # scores and weighted sum
@@ -72,7 +77,7 @@ def _(block: Attention, shape: Shape) -> float:
 
 @flops.register
 def _(block: SingleHeadAttention, shape: Shape) -> float:
-    B, T = shape
+    B, T, _ = shape
     width = block.query.in_features
     keys = max(block.memory_length, T)
     return _matrices(block.query) + 2 * 2 * keys * width + _matrices(block.value_gate) / (B * T)
@@ -112,6 +117,14 @@ def _(head: AdaptiveSoftmaxHead, shape: Shape) -> float:
 def _(head: SplitSoftmaxHead, shape: Shape) -> float:
     num_words, width = head.weight_VD.shape
     return 2.0 * (num_words + len(head.edges) - 1) * width
+
+
+def _recalled(longest: int, shape: Shape) -> float:
+    """How much of its memory a block reads; on average, where a text is cut into contexts."""
+    if shape.context is None:
+        return longest
+    starts = range(0, shape.context, shape.block_length)
+    return sum(min(longest, n) for n in starts) / len(starts)
 
 
 def _matrices(part: nn.Module) -> float:
