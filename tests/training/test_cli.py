@@ -14,8 +14,8 @@ import pytest
 import tomli_w
 
 from longspan.cli import main
-from longspan.cli.overrides import apply, split_overrides
-from longspan.config import RunConfig, schema
+from longspan.cli.overrides import changed, split_overrides
+from longspan.config import RunConfig
 from longspan.config.reference import documented
 from longspan.errors import UserError
 from longspan.runs import RunFolder
@@ -42,8 +42,8 @@ class TestOverrides:
 
     def test_they_change_the_recipe(self, text: Path) -> None:
         table = small_table(text)
-        apply(table, split_overrides(["--model.num-layers", "3", "--stage.1.learning-rate=0.5"]))
-        config = schema.read(RunConfig, table)
+        words = ["--model.num-layers", "3", "--stage.1.learning-rate=0.5"]
+        config = changed(table, split_overrides(words), "small")
         assert config.model.num_layers == 3
         assert config.stage[1].learning_rate == 0.5
 
@@ -57,6 +57,12 @@ class TestOverrides:
     ("words", "complaint"),
     [
         (["--model.num-layer", "4"], "unknown key 'model.num_layer'; did you mean 'num_layers'?"),
+        (
+            ["--model.architecture", "sha-rnn", "--training.seed", "2"],
+            "the options of small.toml are those of adaptive-span, and sha-rnn has others: begin with a "
+            "recipe of sha-rnn (sha-rnn, sha-rnn-one), or with a TOML file of your own",
+        ),
+        (["--model.architecture", "gpt", "--model.num-layer", "4"], "unknown key 'model.num_layer'"),
         (["--modle.width", "4"], "unknown key 'modle'; did you mean 'model'?"),
         (["--model.width", "wide"], "'model.width' must be a whole number, not 'wide'"),
         (["--stage.7.steps", "4"], "'7' is not one of the 2 entries"),
@@ -191,6 +197,7 @@ class TestEvalOptions:
             (["--stage.0.steps", "1"], "'--stage.0.steps' means nothing here"),
             (["--evaluation.max-tokens-final", "5"], "--max-tokens as the limit"),
             (["--batch-size", "2", "--evaluation.batch-size", "3"], "are the same option: give one"),
+            (["--model.architecture", "gpt"], "the weights of a run are of one"),
             (["--max-tokens", "0"], "max_tokens must be at least 1"),
             (["--max-tokens", "few"], "'evaluation.max_tokens' must be a whole number, not 'few'"),
             (["--evaluation.batchsize", "2"], "did you mean 'batch_size'?"),
@@ -202,6 +209,16 @@ class TestEvalOptions:
         assert main(["eval", str(uninterrupted), *words]) == 1
         (line,) = capsys.readouterr().err.splitlines()
         assert complaint in line
+
+
+def test_memory_that_does_not_suffice_is_one_line(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model is small; what it remembers needs more than any machine has addresses for."""
+    long = ["--model.architecture", "transformer-xl", "--model.start", "zeros", "--model.span", "none"]
+    assert main(["train", recipe, *long, "--model.memory-length", str(2**44)]) == 1
+    (complaint,) = capsys.readouterr().err.splitlines()
+    assert complaint.startswith(
+        "longspan: there is not enough memory: raise training.micro_batches, or lower "
+    )
 
 
 def test_divergence_is_one_line(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from longspan.errors import UserError
 from longspan.runs import RunFolder, checkpoint
 from longspan.training import Interrupted, resume, train
 
-from .runs import Lines, Signals, outcome, small_config
+from .runs import Lines, Signals, metrics, outcome, small_config
 
 
 @pytest.fixture(scope="module")
@@ -39,19 +40,70 @@ def content(run: RunFolder) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("option", "complaint"),
     [
-        ({"model__width": 8}, r"last\.safetensors does not fit the run's configuration: '.*' has shape"),
-        ({"model__num_layers": 2}, r"last\.safetensors does not fit .*: it lacks the tensor"),
+        ({"training__batch_size": 4}, r"training\.batch_size = 4, but the run began with 6: put that back"),
+        ({"training__passage_length": 48, "training__block_jitter": False}, "passage_length = 48, .* none: "),
+        ({"training__precision": "fp16"}, r"training\.precision = 'fp16', .* with 'float32'"),
+        ({"training__seed": 2}, r"training\.seed = 2"),
+        ({"stage__1__optimizer": "adam"}, r"stage\.1\.optimizer = 'adam', but the run began with 'adagrad'"),
+        ({"model__width": 8}, r"model\.width = 8, but the run began with 16"),
+        ({"model__norm": "pre"}, r"model\.norm = 'pre', but the run began with 'post'"),
+        ({"data__tokenizer__kind": "character"}, r"data\.tokenizer\.kind = 'character'"),
         ({"training__average": 0.9}, r"last\.safetensors holds no average of the weights"),
     ],
 )
 def test_a_configuration_that_no_longer_fits(
-    run: RunFolder, text: Path, option: dict[str, float], complaint: str
+    run: RunFolder, text: Path, option: dict[str, float | str], complaint: str
 ) -> None:
     (run.path / "config.toml").write_text(small_config(text, **option).to_toml())
     before = content(run)
     with pytest.raises(UserError, match=complaint):
         resume(run.path)
     assert content(run) == before
+
+
+@pytest.mark.parametrize(
+    ("option", "complaint"),
+    [
+        ({"model__width": 8}, r"last\.safetensors does not fit the run's configuration: '.*' has shape"),
+        ({"model__num_layers": 2}, r"last\.safetensors does not fit .*: it lacks the tensor"),
+    ],
+)
+def test_the_checkpoint_of_another_run(
+    run: RunFolder, text: Path, option: dict[str, float], complaint: str
+) -> None:
+    (run.path / "config.toml").write_text(small_config(text, **option).to_toml())
+    saved = checkpoint.load(run.checkpoint("last"))
+    facts = {name: fact for name, fact in saved.facts.items() if name != "settled"}
+    checkpoint.save(run.checkpoint("last"), saved.tensors, facts)
+    with pytest.raises(UserError, match=complaint):
+        resume(run.path)
+
+
+def test_what_may_change_is_heeded(run: RunFolder, text: Path) -> None:
+    free = {
+        "stage__0__optimizer": "lamb",  # of a stage that is over
+        "stage__1__learning_rate": 0.25,
+        "stage__1__steps": 10,
+        "training__block_length": 12,
+        "training__block_jitter": False,
+        "training__micro_batches": 1,
+        "training__log_every": 1,
+        "model__dropout": 0.0,
+        "model__span__penalty": 0.0,
+    }
+    (run.path / "config.toml").write_text(small_config(text, **free).to_toml())
+    resume(run.path)
+    steps = [line for line in metrics(run.path) if line["kind"] == "train"]
+    assert [line["step"] for line in steps[-7:]] == [*range(29, 36)]
+    assert [line["learning_rate"] for line in steps[-6:]] == [0.25] * 6
+    assert {after["tokens"] - before["tokens"] for before, after in pairwise(steps[-7:])} == {6 * 12}
+
+
+def test_a_configuration_with_a_mistake_is_named(run: RunFolder) -> None:
+    config = run.path / "config.toml"
+    config.write_text(config.read_text().replace("batch_size", "bath_size"))
+    with pytest.raises(UserError, match=r"run/config\.toml: unknown key 'training\.bath_size'"):
+        resume(run.path)
 
 
 def test_fewer_stages_than_are_done(run: RunFolder) -> None:
@@ -90,6 +142,16 @@ def test_a_run_that_died_between_its_first_evaluation_and_its_first_checkpoint(
     assert f"there is no {run.checkpoint('last')}: going on from best.safetensors" in said.lines
     assert f"going on with {run.path} after step 15" in said.lines
     assert outcome(run.path) == outcome(uninterrupted)
+
+
+@pytest.mark.parametrize("steps", [3, 18])  # no step is left, or some with an evaluation at their end
+def test_a_best_checkpoint_that_is_lost_is_made_again(run: RunFolder, text: Path, steps: int) -> None:
+    (run.path / "config.toml").write_text(small_config(text, stage__1__steps=steps).to_toml())
+    run.checkpoint("best").unlink()
+    resume(run.path)
+    final = run.final()
+    assert final is not None
+    assert final["step"] == checkpoint.load(run.checkpoint("best")).facts["progress"]["step"] >= 28
 
 
 def test_weights_alone_are_nothing_to_go_on_with(run: RunFolder) -> None:

@@ -81,6 +81,40 @@ class TestCheckpoint:
         with pytest.raises(UserError, match=r"copy best\.safetensors over it"):
             checkpoint.load(tmp_path / "last.safetensors")
 
+    def test_but_not_if_it_is_damaged_too(self, tmp_path: Path) -> None:
+        for name in ("best", "last"):
+            (tmp_path / f"{name}.safetensors").write_bytes(b"no")
+        with pytest.raises(
+            UserError, match=r"last\.safetensors is .*, and so is best\.safetensors: start a new run$"
+        ):
+            checkpoint.load(tmp_path / "last.safetensors")
+
+    def test_a_file_that_the_system_does_not_open_is_not_called_damaged(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "last.safetensors"
+        checkpoint.save(path, tensors(), FACTS)
+
+        def refuse(self: Path, *_: object) -> None:
+            raise PermissionError(13, "Permission denied", str(self))
+
+        monkeypatch.setattr(Path, "open", refuse)
+        with pytest.raises(PermissionError, match="last"):
+            checkpoint.load(path)
+
+    def test_nor_is_one_for_which_there_is_no_memory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "last.safetensors"
+        checkpoint.save(path, tensors(), FACTS)
+
+        def refuse(*_: object, **__: object) -> None:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+        monkeypatch.setattr(checkpoint, "safe_open", refuse)
+        with pytest.raises(RuntimeError, match="can't allocate"):
+            checkpoint.load(path)
+
     def test_a_foreign_file_and_a_missing_one(self, tmp_path: Path) -> None:
         from safetensors.torch import save_file
 

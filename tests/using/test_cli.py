@@ -104,6 +104,40 @@ def test_options_of_a_recipe_are_dotted(capsys: pytest.CaptureFixture[str]) -> N
     assert "did you mean '--resume'?" in complaint(capsys, "train", "--resum", "x")
 
 
+@pytest.mark.parametrize(
+    ("problem", "words", "advice"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), ["train"], "micro_batches"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), ["eval", "run"], "smaller --batch-size"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), ["generate", "run"], "a shorter prompt"),
+        (MemoryError(), ["spans", "run"], "a machine that has more"),
+    ],
+)
+def test_too_little_memory(
+    problem: Exception,
+    words: list[str],
+    advice: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(args: object) -> None:
+        raise problem
+
+    monkeypatch.setattr(COMMANDS[words[0]], "run", fail)
+    shown = complaint(capsys, *words)
+    assert shown.startswith("longspan: there is not enough memory: ")
+    assert advice in shown
+
+
+def test_other_failures_of_torch_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(args: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(COMMANDS["eval"], "run", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["eval", "run"])
+
+
 @pytest.mark.parametrize("command", ["eval", "generate", "spans"])
 def test_run_folders_that_are_none(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"there is no run folder {tmp_path / 'nowhere'}" in complaint(

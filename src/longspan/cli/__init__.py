@@ -2,7 +2,8 @@
 
 A command module has `register(subparsers)`, which adds an `argparse` parser and sets `run=function(args)` on
 it. A command that accepts dotted options such as `--model.num-layers 4` also sets `accepts_overrides=True`;
-it finds them, as they were typed, in the list `args.overrides`. Commands import torch and what needs it
+it finds them, as they were typed, in the list `args.overrides`. `smaller` says what to do where the memory
+does not suffice. Commands import torch and what needs it
 inside `run`, so that help and complaints come at once.
 """
 
@@ -20,7 +21,7 @@ from typing import Any, NoReturn
 from longspan.cli import bench, cutoffs, data, eval, generate, import_, recipes, search, spans, train
 from longspan.config import RunConfig
 from longspan.config.reference import documented
-from longspan.errors import UserError, nearest
+from longspan.errors import UserError, is_out_of_memory, nearest
 from longspan.version import VERSION
 
 COMMANDS = {
@@ -86,7 +87,13 @@ def _run(argv: list[str]) -> None:
         parser.print_help()
         return
     args.overrides = dotted
-    args.run(args)
+    try:
+        args.run(args)
+    except (RuntimeError, MemoryError) as problem:
+        if not is_out_of_memory(problem):
+            raise
+        advice = getattr(args, "smaller", "use a machine that has more, or less text")
+        raise UserError(f"there is not enough memory: {advice}") from None
 
 
 def _set_dotted_apart(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from longspan import recipes
 from longspan.cli.console import say, show_table
-from longspan.cli.overrides import apply, split_overrides
+from longspan.cli.overrides import changed, split_overrides
 from longspan.cli.recipes import BYTES, known_vocabulary_size
-from longspan.config import RunConfig
-from longspan.config.schema import read
 from longspan.errors import UserError
 from longspan.files import whole_file
 
@@ -55,7 +53,9 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument("--decode", action="store_true", help="also time the decoding of one text")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a new file")
-    parser.set_defaults(run=run, accepts_overrides=True)
+    parser.set_defaults(
+        run=run, accepts_overrides=True, smaller="give a smaller --batch-size or --block-length"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -73,8 +73,7 @@ def run(args: argparse.Namespace) -> None:
     for name in args.recipes or [recipes.DEFAULT]:
         table = recipes.load(name)
         table.get("training", {}).pop("passage_length", None)  # tokens are random, and blocks of any length
-        apply(table, options.items())
-        config = read(RunConfig, table)
+        config = changed(table, options.items(), name)
         vocabulary_size = known_vocabulary_size(config.data) or BYTES
         benches.append(Bench(config, vocabulary_size, device, spans=args.spans, say=say))
     # All checks before the first measurement: a path that is broken stops everything before time is spent.

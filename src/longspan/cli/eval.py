@@ -42,7 +42,9 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--max-tokens", metavar="N", help="score only the first N tokens")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: auto)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run, accepts_overrides=True)
+    parser.set_defaults(
+        run=run, accepts_overrides=True, smaller="give a smaller --batch-size or --block-length"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -93,6 +95,8 @@ def _overrides(args: argparse.Namespace) -> dict[str, str]:
                 f"'--{name.replace('_', '-')}' means nothing here: eval takes only --model.* and "
                 "--evaluation.*, and --max-tokens as the limit of tokens"
             )
+        if name == "model.architecture":
+            raise UserError("--model.architecture cannot be changed: the weights of a run are of one")
         overrides[name] = value
     for short in SHORT:
         value, name = getattr(args, short), f"evaluation.{short}"

@@ -25,7 +25,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text")
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: auto)")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, smaller="give a shorter prompt, or another --device")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from longspan.config.schema import override
+from longspan import recipes
+from longspan.config import AdaptiveSpanConfig, RunConfig
+from longspan.config.schema import override, read
 from longspan.errors import UserError
 
 
@@ -30,3 +32,32 @@ def apply(table: dict[str, Any], overrides: Iterable[tuple[str, str]]) -> None:
     """Set the values in a recipe's table; `schema.read` then names the keys that do not exist."""
     for name, value in overrides:
         override(table, name, value)
+
+
+def changed(table: dict[str, Any], overrides: Iterable[tuple[str, str]], recipe: str) -> RunConfig:
+    """What the table of `recipe` says once these values are set in it."""
+    overrides, before = list(overrides), _architecture(table)
+    apply(table, overrides)
+    try:
+        return read(RunConfig, table)
+    except UserError as problem:
+        now, complaint = _architecture(table), str(problem)
+        typed = any(f"'{name.replace('-', '_')}'" in complaint for name, _ in overrides)
+        if now == before or typed or not complaint.startswith("unknown key 'model."):
+            raise
+        raise UserError(_other_architecture(recipe, before, now)) from None
+
+
+def _architecture(table: dict[str, Any]) -> str:
+    model = table.get("model")
+    default = AdaptiveSpanConfig.architecture
+    return str(model.get("architecture", default)) if isinstance(model, dict) else default
+
+
+def _other_architecture(recipe: str, before: str, now: str) -> str:
+    """The keys that are unknown now are the recipe's: nobody has typed them."""
+    fitting = [name for name in recipes.names() if _architecture(recipes.load(name)) == now]
+    return (
+        f"the options of {recipe} are those of {before}, and {now} has others: begin with a recipe of {now} "
+        f"({', '.join(fitting)}), or with a TOML file of your own"
+    )

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from longspan import recipes
-from longspan.cli.overrides import apply, split_overrides
+from longspan.cli.overrides import changed, split_overrides
 from longspan.config import RunConfig
 from longspan.config.reference import documented
-from longspan.config.schema import override, read
+from longspan.config.schema import override
 from longspan.errors import UserError
 
 
@@ -28,7 +28,12 @@ def add_options(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--name", help="name of the run (default: that of --out, else the recipe's)")
     parser.add_argument("--out", metavar="RUN", help="the new run folder (default: runs/ and the name)")
     parser.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped")
-    parser.set_defaults(accepts_overrides=True, default_recipe=default)
+    parser.set_defaults(
+        accepts_overrides=True,
+        default_recipe=default,
+        smaller="raise training.micro_batches, or lower training.batch_size, training.block_length or the "
+        "sizes of the model; if it happened while scoring, lower evaluation.batch_size",
+    )
 
 
 def option_lines() -> Iterator[str]:
@@ -68,8 +73,7 @@ def _configuration(args: argparse.Namespace) -> RunConfig:
         override(table, "name", args.name)
     elif args.out is not None:
         override(table, "name", os.path.basename(os.path.abspath(args.out)))
-    apply(table, split_overrides(args.overrides))
-    return read(RunConfig, table)
+    return changed(table, split_overrides(args.overrides), args.recipe or args.default_recipe)
 
 
 def _free_folder(wanted: Path) -> Path:

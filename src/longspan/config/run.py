@@ -11,6 +11,7 @@ from longspan.config.model import AdaptiveSpanConfig, ModelConfig
 from longspan.config.schema import option, section
 from longspan.config.search import SearchConfig
 from longspan.config.training import EvaluationConfig, StageConfig, TrainingConfig
+from longspan.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,11 @@ class RunConfig:
 
     @staticmethod
     def from_toml(content: bytes, source: str) -> RunConfig:
-        return schema.read(RunConfig, schema.parse_toml(content, source))
+        table = schema.parse_toml(content, source)
+        try:
+            return schema.read(RunConfig, table)
+        except UserError as problem:
+            raise UserError(f"{source}: {problem}") from None
 
     def to_toml(self) -> str:
         return schema.format_toml(schema.write(self))

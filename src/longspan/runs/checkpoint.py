@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from longspan.errors import UserError
+from longspan.errors import UserError, is_out_of_memory
 from longspan.files import whole_file
 
 SUFFIX = ".safetensors"
@@ -56,16 +56,30 @@ def load(path: Path) -> Checkpoint:
     """Read a checkpoint and prove that it is whole."""
     if not path.is_file():
         raise UserError(f"there is no checkpoint {path}")
+    path.open("rb").close()  # a file that may not be read is not damaged: here the system says so
+    try:
+        return _read(path)
+    except _Damage as damage:
+        raise UserError(f"the checkpoint {path} is {damage}{_way_out(path)}") from None
+
+
+class _Damage(Exception):
+    """What is wrong with a file."""
+
+
+def _read(path: Path) -> Checkpoint:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (SafetensorError, OSError, ValueError, RuntimeError):
-        raise _damaged(path, "truncated or damaged") from None
+    except (SafetensorError, OSError, ValueError, RuntimeError) as problem:
+        if is_out_of_memory(problem):
+            raise
+        raise _Damage("truncated or damaged") from None
     if not {"facts", "checksum"} <= metadata.keys():
-        raise _damaged(path, "not a checkpoint of longspan")
+        raise _Damage("not a checkpoint of longspan")
     if metadata["checksum"] != _checksum(tensors, metadata["facts"]):
-        raise _damaged(path, "damaged")
+        raise _Damage("damaged")
     return Checkpoint(tensors, json.loads(metadata["facts"]))
 
 
@@ -78,7 +92,13 @@ def _checksum(tensors: Mapping[str, Tensor], said: str) -> str:
     return f"{crc:08x}"
 
 
-def _damaged(path: Path, what: str) -> UserError:
+def _way_out(path: Path) -> str:
+    """Another checkpoint of the run may stand in for a damaged one, if it is whole itself."""
     others = [other for other in sorted(path.parent.glob(f"*{SUFFIX}")) if other != path]
-    hint = f"; copy {others[0].name} over it to go on from there" if others else ""
-    return UserError(f"the checkpoint {path} is {what}{hint}")
+    for other in others:
+        try:
+            _read(other)
+        except _Damage:
+            continue
+        return f"; copy {other.name} over it to go on from there"
+    return f", and so is {others[0].name}: start a new run" if others else ""

@@ -20,6 +20,7 @@ from longspan.evaluation import Score, evaluate
 from longspan.models import LanguageModel
 from longspan.optim import fraction
 from longspan.runs import Checkpoint, RunFolder, checkpoint
+from longspan.runs.settled import settled
 from longspan.training import snapshot
 from longspan.training.ahead import Ahead
 from longspan.training.averaging import Average
@@ -78,6 +79,8 @@ class Loop:
         facts = saved.facts
         self._progress = Progress.from_json(facts["progress"])
         self._window = Window.from_json(facts["window"])
+        if not self._folder.checkpoint("best").exists():  # it is lost: the next evaluation keeps another
+            self._progress.best_loss, self._progress.evaluated = None, 0
         self._begin_stage()
         self._state = snapshot.unpack(saved, self._model, self._method.optimizers, self._device)
         if self._average is not None:
@@ -293,6 +296,7 @@ class Loop:
         judged = self._averaged() if which == "best" else nullcontext()
         with self._apart_from_training(), judged:
             facts = {
+                "settled": settled(self._config, self._progress.stage),
                 "progress": self._progress.to_json(),
                 "window": self._window.to_json(),
                 "scaler": self._updater.scaler.state_dict(),

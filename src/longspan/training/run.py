@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,13 +11,14 @@ import torch
 
 from longspan.config import RunConfig
 from longspan.data import TokenizedCorpus, check_fits, corpora, prepare, registry
-from longspan.errors import UserError
+from longspan.errors import UserError, is_out_of_memory
 from longspan.evaluation.protocols import PROTOCOLS
 from longspan.models import LanguageModel, build_run
 from longspan.models.cost import Shape, model_flops
 from longspan.runs import Checkpoint, RunFolder, checkpoint, lock, pick_device
 from longspan.runs.environment import differences, environment
 from longspan.runs.fit import check_fit
+from longspan.runs.settled import check_settled
 from longspan.training.loop import Loop
 from longspan.training.method import Method
 from longspan.training.reporter import Reporter
@@ -66,6 +66,8 @@ def resume(run: Path, *, reporter: Reporter | None = None, method: type[Method] 
 
 def _go_on(folder: RunFolder, reporter: Reporter, method: type[Method]) -> None:
     config, saved = folder.config, _saved(folder, reporter)
+    if saved is not None:
+        _check_unchanged(folder, saved)
     device = pick_device(config.training.device)
     corpus = prepare(config.data, progress=reporter.say)
     if corpus.fingerprint != folder.fingerprint:
@@ -78,7 +80,7 @@ def _go_on(folder: RunFolder, reporter: Reporter, method: type[Method]) -> None:
     with _own_random_numbers(config.training.seed, device):
         model = _built(config, corpus, device)
         if saved is not None:
-            _check_goes_on(folder, model, saved)
+            check_fit(model, saved.below("model"), folder.checkpoint("last"))
         _run(folder, corpus, model, reporter, saved, method)
 
 
@@ -131,11 +133,10 @@ def _check_can_be_scored(config: RunConfig, corpus: TokenizedCorpus) -> None:
 
 
 def _built(config: RunConfig, corpus: TokenizedCorpus, device: torch.device) -> LanguageModel:
-    too_large = "out of memory|can't allocate memory|not enough memory|Storage size calculation overflowed"
     try:
         return build_run(config, corpus.tokenizer.vocabulary_size).to(device)
-    except RuntimeError as problem:  # torch has a class of its own for this only on accelerators
-        if not re.search(too_large, str(problem)):
+    except (RuntimeError, MemoryError) as problem:
+        if not is_out_of_memory(problem):
             raise
         raise UserError(f"the model of {config.name} does not fit into the memory: make it smaller") from None
 
@@ -154,14 +155,14 @@ def _run(
     Loop(folder, corpus, model, reporter, resume_from, method).run()
 
 
-def _check_goes_on(folder: RunFolder, model: LanguageModel, saved: Checkpoint) -> None:
-    """Somebody may have changed the configuration, or put the checkpoint of another run here."""
-    last, config = folder.checkpoint("last"), folder.config
-    check_fit(model, saved.below("model"), last)
+def _check_unchanged(folder: RunFolder, saved: Checkpoint) -> None:
+    """Somebody may have changed the configuration."""
+    last, config, stage = folder.checkpoint("last"), folder.config, saved.facts["progress"]["stage"]
+    if stage >= len(config.stage):
+        raise UserError(f"{last} is in a later stage than the configuration has: put its [[stage]] back")
+    check_settled(folder.path / "config.toml", config, stage, saved.facts.get("settled", {}))
     if config.training.average and not saved.below("average"):
         raise UserError(f"{last} holds no average of the weights: take training.average out of config.toml")
-    if saved.facts["progress"]["stage"] >= len(config.stage):
-        raise UserError(f"{last} is in a later stage than the configuration has: put its [[stage]] back")
 
 
 def _summary(folder: RunFolder, corpus: TokenizedCorpus, model: LanguageModel) -> str:
