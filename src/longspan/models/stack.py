@@ -140,7 +140,10 @@ class Stack(LanguageModel):
         self.refresh()
 
     def refresh(self) -> None:
-        """Derive from the weights what is derived from them: they were updated, or loaded."""
+        """Derive from the weights what is derived from them: they were updated, loaded or changed by hand.
+
+        Until then heads look as far as the spans before let them, which for longer ones is not far enough.
+        """
         clamp_and_read(self._learned_spans())
 
     def diagnostics(self) -> dict[str, Tensor]:
