@@ -156,6 +156,17 @@ def test_a_cluster_without_tokens_gets_gradients_of_zero():
     assert head.projections["3"].grad.abs().sum() == 0
 
 
+@pytest.mark.parametrize("cutoffs", [(), (5,), (5, 9)])
+def test_a_word_beyond_the_vocabulary_is_refused(cutoffs):
+    head = AdaptiveSoftmaxHead(
+        AdaptiveEmbedding(VOCABULARY, WIDTH, cutoffs=cutoffs), tie_tables=True, tie_projections=True
+    )
+    hidden = torch.randn(1, 2, WIDTH)
+    head.nll(hidden, torch.tensor([[0, VOCABULARY - 1]]))
+    with pytest.raises(IndexError, match="out of bounds"):
+        head.nll(hidden, torch.tensor([[0, VOCABULARY]]))
+
+
 def test_column_orders_are_each_other_reversed():
     embedding, head = adaptive(cluster_order="from-end")
     _, other = adaptive(cluster_order="forward")

@@ -6,6 +6,7 @@ per further cluster, S words in a cluster, K width of a cluster's table, R token
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -82,7 +83,8 @@ class AdaptiveSoftmaxHead(Head):
         for start, column in zip(self.bounds[1:], self.columns, strict=False):
             first_N = first_N.where(targets_N < start, column)
         nll_N = F.cross_entropy(first.scores(hidden_ND), first_N, reduction="none")
-        for (start, end), tail in zip(pairwise(self.bounds[1:]), tails, strict=True):
+        # What is beyond the vocabulary falls to the last cluster, and is refused there as by a plain softmax.
+        for (start, end), tail in zip(pairwise([*self.bounds[1:-1], sys.maxsize]), tails, strict=True):
             nll_N = _add_within(nll_N, hidden_ND, targets_N - start, end - start, tail)
         return nll_N.view_as(targets_BT)
 
