@@ -268,6 +268,10 @@ class TestTyped:
         assert config.expected == {"size": [1, 2]}
 
 
+def test_a_byte_order_mark_is_no_part_of_the_text() -> None:
+    assert schema.parse_toml(b'\xef\xbb\xbfname = "x"\r\n', "x.toml") == {"name": "x"}
+
+
 def test_a_configuration_survives_its_file() -> None:
     config = RunConfig(
         name="größer", stage=(StageConfig(steps=1, learning_rate=0.5, optimizer="sgd", momentum=0.0),)

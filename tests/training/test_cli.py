@@ -230,11 +230,11 @@ def test_divergence_is_one_line(recipe: str, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_from_outside(recipe: str, number: int, status: int) -> None:
-    words = ["-m", "longspan", "train", recipe, "--out", "long", "--stage.0.steps", "1000000"]
+    words = ["-m", "longspan", "train", recipe, "--out", "a long run", "--stage.0.steps", "1000000"]
     process = subprocess.Popen(
         [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    log = Path("long/metrics.jsonl")
+    log = Path("a long run/metrics.jsonl")
     deadline = time.monotonic() + 60
     while not (log.exists() and log.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -242,5 +242,5 @@ def test_a_signal_from_outside(recipe: str, number: int, status: int) -> None:
     _, complaint = process.communicate(timeout=60)
     assert process.returncode == status, complaint
     name = signal.Signals(number).name
-    assert complaint == f"longspan: stopped by {name}; go on with 'longspan train --resume long'\n"
-    assert Path("long/checkpoints/last.safetensors").is_file()
+    assert complaint == f"longspan: stopped by {name}; go on with 'longspan train --resume 'a long run''\n"
+    assert Path("a long run/checkpoints/last.safetensors").is_file()

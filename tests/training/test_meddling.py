@@ -14,7 +14,7 @@ import torch
 
 from longspan.errors import UserError
 from longspan.runs import RunFolder, checkpoint
-from longspan.training import Interrupted, resume, train
+from longspan.training import Interrupted, is_finished, resume, train
 
 from .runs import Lines, Signals, metrics, outcome, small_config
 
@@ -142,6 +142,37 @@ def test_a_run_that_died_between_its_first_evaluation_and_its_first_checkpoint(
     assert f"there is no {run.checkpoint('last')}: going on from best.safetensors" in said.lines
     assert f"going on with {run.path} after step 15" in said.lines
     assert outcome(run.path) == outcome(uninterrupted)
+
+
+def test_a_finished_run_that_gets_more_steps_goes_on(run: RunFolder, text: Path, uninterrupted: Path) -> None:
+    config = run.path / "config.toml"
+    config.write_text(small_config(text, stage__1__steps=10).to_toml())
+    resume(run.path)
+    assert run.final() is not None
+    assert is_finished(run)
+    config.write_text(small_config(text).to_toml())
+    longer = RunFolder.open(run.path)
+    assert not is_finished(longer)
+    resume(run.path)
+    assert is_finished(longer)
+    assert [line["kind"] for line in metrics(run.path)].count("final") == 1
+    assert outcome(run.path)["last"][1] == outcome(uninterrupted)["last"][1]
+    assert longer.final() == RunFolder.open(uninterrupted).final()
+
+
+def test_so_does_one_that_gets_another_stage(run: RunFolder) -> None:
+    resume(run.path)
+    fine = replace(run.config.stage[1], name="finer", steps=2)
+    (run.path / "config.toml").write_text(replace(run.config, stage=(*run.config.stage, fine)).to_toml())
+    resume(run.path)
+    assert metrics(run.path)[-3]["stage"] == "finer"
+    assert metrics(run.path)[-3]["step"] == 45
+
+
+def test_a_score_outlives_its_checkpoint(run: RunFolder) -> None:
+    resume(run.path)
+    run.checkpoint("last").unlink()
+    assert is_finished(run)
 
 
 @pytest.mark.parametrize("steps", [3, 18])  # no step is left, or some with an evaluation at their end

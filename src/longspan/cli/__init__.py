@@ -3,8 +3,8 @@
 A command module has `register(subparsers)`, which adds an `argparse` parser and sets `run=function(args)` on
 it. A command that accepts dotted options such as `--model.num-layers 4` also sets `accepts_overrides=True`;
 it finds them, as they were typed, in the list `args.overrides`. `smaller` says what to do where the memory
-does not suffice. Commands import torch and what needs it
-inside `run`, so that help and complaints come at once.
+does not suffice. Commands import torch and what needs it inside `run`, so that help and complaints come at
+once.
 """
 
 from __future__ import annotations

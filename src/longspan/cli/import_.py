@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from longspan.cli.console import say
@@ -42,4 +43,5 @@ def run(args: argparse.Namespace) -> None:
     file, out = Path(args.file), Path(args.out)
     import_run(file, args.kind, out, args.data, args.config, progress=say)
     text = "" if args.data else " --data NUMBERS.txt"
-    print(f"{out}: try 'longspan eval {out}{text}' or 'longspan generate {out}'")
+    there = quote(str(out))
+    print(f"{out}: try 'longspan eval {there}{text}' or 'longspan generate {there}'")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from longspan.cli.figures import SCORED, final_figures
@@ -45,6 +46,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _search(config: RunConfig | None, out: Path) -> RunFolder:
+    from longspan.runs import RunFolder
     from longspan.search import Searching
     from longspan.training import Interrupted, reporter_for_stdout, resume, train
 
@@ -54,7 +56,7 @@ def _search(config: RunConfig | None, out: Path) -> RunFolder:
             return resume(out, reporter=reporter, method=Searching)
         return train(config, out, reporter=reporter, method=Searching)
     except Interrupted as stop:
-        print(f"longspan: {stop}; go on with 'longspan search --resume {out}'", file=sys.stderr)
+        print(f"longspan: {stop}; go on with '{RunFolder(out).resume_command}'", file=sys.stderr)
         sys.exit(stop.exit_status)
 
 
@@ -77,4 +79,4 @@ def _show(folder: RunFolder, top: int) -> None:
             f"{soft:.4f} as the mixture (soft) on the {split} split"
         )
     print(f"picture        {picture}\nanimation      {animation}")
-    print(f"recipe         {recipe}: train it from scratch with 'longspan train {recipe}'")
+    print(f"recipe         {recipe}: train it from scratch with 'longspan train {quote(str(recipe))}'")

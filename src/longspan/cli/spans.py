@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from longspan.errors import UserError
@@ -46,7 +47,7 @@ def freeze(folder: RunFolder, out: Path) -> None:
     from longspan.runs.frozen import freeze_spans
 
     freeze_spans(folder, out)
-    print(f"{out}: its windows are in config.toml; try 'longspan eval {out}'")
+    print(f"{out}: its windows are in config.toml; try 'longspan eval {quote(str(out))}'")
 
 
 def show(folder: RunFolder, picture: Path | None = None) -> None:

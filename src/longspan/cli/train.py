@@ -39,14 +39,14 @@ def run(args: argparse.Namespace) -> None:
 
 def _train(config: RunConfig | None, out: Path) -> None:
     from longspan.runs import RunFolder
-    from longspan.training import Interrupted, reporter_for_stdout, resume, train
+    from longspan.training import Interrupted, is_finished, reporter_for_stdout, resume, train
 
-    was_finished = config is None and RunFolder.open(out).final() is not None
+    was_finished = config is None and is_finished(RunFolder.open(out))
     reporter = reporter_for_stdout()
     try:
         folder = resume(out, reporter=reporter) if config is None else train(config, out, reporter=reporter)
     except Interrupted as stop:
-        print(f"longspan: {stop}; go on with 'longspan train --resume {out}'", file=sys.stderr)
+        print(f"longspan: {stop}; go on with '{RunFolder(out).resume_command}'", file=sys.stderr)
         sys.exit(stop.exit_status)
     if not was_finished:
         _show(folder)

@@ -77,7 +77,7 @@ def write(config: Any) -> dict[str, Any]:
 
 def parse_toml(content: bytes, source: str) -> dict[str, Any]:
     try:
-        table: dict[str, Any] = tomllib.loads(content.decode("utf-8"))
+        table: dict[str, Any] = tomllib.loads(content.decode("utf-8-sig"))  # some editors put a mark first
     except UnicodeDecodeError:
         raise UserError(f"{source} is not UTF-8 text: save it as UTF-8") from None
     except ValueError as problem:

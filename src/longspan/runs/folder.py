@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -104,8 +105,9 @@ class RunFolder:
 
     @property
     def resume_command(self) -> str:
-        """What goes on with the run."""
-        return f"longspan {'train' if self.config.search is None else 'search'} --resume {self.path}"
+        """What goes on with the run, to be copied into a shell."""
+        command = "train" if self.config.search is None else "search"
+        return shlex.join(["longspan", command, "--resume", str(self.path)])
 
     @property
     def environment(self) -> dict[str, Any]:

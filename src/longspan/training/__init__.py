@@ -3,7 +3,7 @@
 from longspan.training.errors import Diverged, Interrupted
 from longspan.training.method import Method
 from longspan.training.reporter import PlainReporter, Reporter, reporter_for_stdout
-from longspan.training.run import resume, train
+from longspan.training.run import is_finished, resume, train
 
 __all__ = [
     "Diverged",
@@ -11,6 +11,7 @@ __all__ = [
     "Method",
     "PlainReporter",
     "Reporter",
+    "is_finished",
     "reporter_for_stdout",
     "resume",
     "train",

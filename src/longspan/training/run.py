@@ -21,6 +21,7 @@ from longspan.runs.fit import check_fit
 from longspan.runs.settled import check_settled
 from longspan.training.loop import Loop
 from longspan.training.method import Method
+from longspan.training.progress import Progress
 from longspan.training.reporter import Reporter
 
 
@@ -50,18 +51,31 @@ def train(
 
 
 def resume(run: Path, *, reporter: Reporter | None = None, method: type[Method] = Method) -> RunFolder:
-    """Go on with a stopped run as if it had not been stopped; a finished one stays as it is."""
+    """Go on with a stopped run as if it had not been stopped; one that `is_finished` stays as it is."""
     folder = RunFolder.open(run)
     method.check(folder.config)
     if not folder.config.stage:
         raise UserError(f"there is nothing to go on with: the configuration of {run} has no [[stage]]")
     with reporter or Reporter() as reporter:
-        if folder.final() is not None:
+        if is_finished(folder):
             reporter.say(f"{run} is finished: nothing to do")
             return folder
         with lock.for_training(folder):
             _go_on(folder, reporter, method)
     return folder
+
+
+def is_finished(folder: RunFolder) -> bool:
+    """Whether a run has its final score; false again if config.toml has got more steps or stages since."""
+    if folder.final() is None or folder.config.training.at_end == "stop":
+        return folder.final() is not None
+    try:
+        facts = checkpoint.load(folder.checkpoint("last")).facts
+    except UserError:  # it is lost; the score is there all the same
+        return True
+    progress = Progress.from_json(facts["progress"])
+    left = folder.config.stage[progress.stage :]
+    return len(left) < 2 and all(map(progress.stage_is_over, left))
 
 
 def _go_on(folder: RunFolder, reporter: Reporter, method: type[Method]) -> None:
