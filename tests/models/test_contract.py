@@ -272,6 +272,25 @@ def test_gradients_may_go_back_through_the_state(model, block):
     assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
 
 
+def test_what_was_read_under_autocast_is_remembered_without(model):
+    first, then = random_tokens(2, 5), random_tokens(2, 4)
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            _, rounded = model(first, model.initial_state(2))
+        _, state = model(first, model.initial_state(2))
+        found, expected = (model(then, carried)[0] for carried in (rounded, state))
+    assert found.dtype == expected.dtype
+    assert (found - expected).norm() < 0.1 * expected.norm()
+
+
+def test_weights_may_be_given_from_outside(model):
+    tokens = random_tokens(2, 4)
+    weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    with torch.no_grad():
+        given, _ = torch.func.functional_call(model, weights, (tokens, model.initial_state(2)))
+        torch.testing.assert_close(given, model(tokens, model.initial_state(2))[0])
+
+
 @settings(max_examples=12, deadline=None)
 @given(variant=st.sampled_from(sorted(NAMES)), rows=st.lists(st.integers(0, 3), min_size=1, max_size=5))
 def test_select_commutes_with_forward(variant, rows):

@@ -331,6 +331,8 @@ class Attention(Block):
 
     def _project(self, near_BMD: Tensor, weight: Tensor, state: State, heads: list[int]) -> Tensor:
         """Keys and values of remembered hidden states, [B, M, 2G, K]."""
+        if not torch.is_autocast_enabled(near_BMD.device.type):
+            near_BMD = near_BMD.to(weight.dtype)  # they may have been remembered under autocast
         if self.norm_recalled:
             near_BMD = self.norm(near_BMD)
         kv_MBX = linear(near_BMD.transpose(0, 1), weight)

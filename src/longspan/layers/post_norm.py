@@ -31,7 +31,7 @@ def normed_sum(
         ending = kernels.Norm(norm.weight, norm.bias, norm.eps, dropout if training else 0.0)
         fused_BTD: Tensor = kernels.normed_sum(h_BTD, out_BTD, ending, dtype)
         return fused_BTD
-    exact = torch.promote_types(h_BTD.dtype, norm.get_parameter("weight").dtype)
+    exact = torch.promote_types(h_BTD.dtype, next(norm.parameters()).dtype)
     normed_BTD: Tensor = norm(h_BTD.to(exact) + drop(out_BTD, dropout, training))
     return normed_BTD.to(dtype)
 
