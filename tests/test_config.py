@@ -121,7 +121,7 @@ class TestStage:
         with pytest.raises(UserError) as refused:
             changed(**{f"stage__0__{name}": chosen, f"stage__0__{option}": value})
         assert str(refused.value).startswith(f"stage.0: {option} has no effect with {choice} (only with ")
-        assert str(refused.value).endswith(f"leave it at its default, {default}")
+        assert str(refused.value).endswith(f"set it to its default, {default}")
         assert "\n" not in str(refused.value)
         changed(**{f"stage__0__{name}": chosen, f"stage__0__{option}": default})
 

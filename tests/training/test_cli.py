@@ -87,6 +87,19 @@ def test_mistakes_are_one_line(
     assert not (tmp_path / "runs").exists()
 
 
+def test_an_option_without_its_value_does_not_take_the_next_one(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", recipe, "--model.width", "--out", "x"]) == 1
+    assert "'--model.width' needs a value" in capsys.readouterr().err
+
+
+def test_a_text_in_place_of_the_recipe(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my.txt").write_text("some text")
+    assert main(["train", "my.txt"]) == 1
+    assert "my.txt is no recipe: give text to train on with --data my.txt" in capsys.readouterr().err
+
+
 def test_an_unknown_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "no-such-recipe"]) == 1
     assert "unknown recipe 'no-such-recipe'" in capsys.readouterr().err

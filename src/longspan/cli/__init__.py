@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import itertools
 import os
 import re
 import sys
@@ -103,15 +102,13 @@ def _set_dotted_apart(argv: list[str]) -> tuple[list[str], list[str]]:
     """
     plain: list[str] = []
     dotted: list[str] = []
-    waiting = iter(argv)
-    for word in waiting:
+    awaits_value = False
+    for word in argv:
         name, equals, _ = word.partition("=")
-        if not (name.startswith("--") and "." in name):
-            plain.append(word)
-            continue
-        dotted.append(word)
-        if not equals:
-            dotted.extend(itertools.islice(waiting, 1))
+        is_dotted = name.startswith("--") and "." in name
+        is_value = awaits_value and not word.startswith("--")
+        (dotted if is_dotted or is_value else plain).append(word)
+        awaits_value = is_dotted and not equals
     return plain, dotted
 
 

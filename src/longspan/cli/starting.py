@@ -7,6 +7,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 
 from longspan import recipes
 from longspan.cli.overrides import changed, split_overrides
@@ -66,6 +67,8 @@ def wanted(args: argparse.Namespace) -> tuple[RunConfig | None, Path]:
 
 
 def _configuration(args: argparse.Namespace) -> RunConfig:
+    if args.recipe and args.recipe not in recipes.names() and _is_text(Path(args.recipe)):
+        raise UserError(f"{args.recipe} is no recipe: give text to train on with --data {quote(args.recipe)}")
     table = recipes.load(args.recipe or args.default_recipe)
     if args.data is not None:
         override(table, "data.corpus", args.data)
@@ -74,6 +77,10 @@ def _configuration(args: argparse.Namespace) -> RunConfig:
     elif args.out is not None:
         override(table, "name", os.path.basename(os.path.abspath(args.out)))
     return changed(table, split_overrides(args.overrides), args.recipe or args.default_recipe)
+
+
+def _is_text(path: Path) -> bool:
+    return path.exists() and path.suffix != ".toml"
 
 
 def _free_folder(wanted: Path) -> Path:

@@ -102,7 +102,7 @@ class StageConfig:
             if chosen not in heeding and getattr(self, name) != defaults[name]:
                 raise ValueError(
                     f"{name} has no effect with {choice} {chosen} (only with {', '.join(heeding)}): "
-                    f"leave it at its default, {shown(defaults[name])}"
+                    f"set it to its default, {shown(defaults[name])}"
                 )
 
 
