@@ -101,7 +101,7 @@ def cluster_bounds(vocabulary_size: int, cutoffs: Sequence[int]) -> list[int]:
     if any(start >= end for start, end in pairwise(bounds)):
         raise UserError(
             f"cutoffs {', '.join(map(str, cutoffs))} do not fit a vocabulary of {vocabulary_size}: they must "
-            f"increase and lie between 1 and {vocabulary_size - 1}"
+            f"increase and lie between 1 and {vocabulary_size - 1} (option model.vocabulary.cutoffs)"
         )
     return bounds
 

@@ -188,7 +188,8 @@ def _summary(folder: RunFolder, corpus: TokenizedCorpus, model: LanguageModel) -
     return (
         f"{config.name}: {num_parameters:,} parameters, {flops / 1e6:,.1f} MFLOPs per token forward"
         f"{f', pattern {pattern}' if pattern else ''}; on {device} in {training.precision}, "
-        f"{len(corpus.splits['train']):,} tokens to train on, run folder {folder.path}"
+        f"{len(corpus.splits['train']):,} tokens to train on ({config.data.tokenizer.kind}, "
+        f"{corpus.tokenizer.vocabulary_size:,} different ones), run folder {folder.path}"
     )
 
 
