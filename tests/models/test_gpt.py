@@ -88,10 +88,8 @@ def test_values_and_gradients_are_those_of_plain_torch(config: GptConfig, ramp: 
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("config", [PLAIN, SPANS], ids=["plain", "spans"])
-@pytest.mark.parametrize("lengths", [[9, 9, 9], [27], [4, 23], [20, 1, 1, 5], [1] * 27], ids=str)
-def test_a_token_sees_only_its_own_context(config: GptConfig, lengths: list[int]) -> None:
-    model = make(config)
+def assert_contexts_apart(model: Stack, lengths: list[int]) -> None:
+    """However a text is cut, it is read as its contexts, each from the beginning."""
     tokens = torch.randint(VOCABULARY, (2, 27))
     with torch.no_grad():
         expected = [model(piece, model.initial_state(2))[0] for piece in tokens.split(9, dim=1)]
@@ -100,6 +98,13 @@ def test_a_token_sees_only_its_own_context(config: GptConfig, lengths: list[int]
             hidden, state = model(piece, state)
             found.append(hidden)
     torch.testing.assert_close(torch.cat(found, 1), torch.cat(expected, 1), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("config", [PLAIN, SPANS], ids=["plain", "spans"])
+@pytest.mark.parametrize("lengths", [[9, 9, 9], [27], [4, 23], [20, 1, 1, 5], [1] * 27], ids=str)
+def test_a_token_sees_only_its_own_context(config: GptConfig, lengths: list[int]) -> None:
+    model = make(config)
+    assert_contexts_apart(model, lengths)
 
 
 def test_rows_end_their_contexts_each_on_its_own() -> None:
@@ -152,14 +157,7 @@ class RunningMean(Block):
 def test_a_block_with_a_state_of_its_own_begins_again_with_each_context(lengths: list[int]) -> None:
     model = make(SPANS)
     model.blocks.append(RunningMean())
-    tokens = torch.randint(VOCABULARY, (2, 27))
-    with torch.no_grad():
-        expected = [model(piece, model.initial_state(2))[0] for piece in tokens.split(9, dim=1)]
-        state, found = model.initial_state(2), []
-        for piece in tokens.split(lengths, dim=1):
-            hidden, state = model(piece, state)
-            found.append(hidden)
-    torch.testing.assert_close(torch.cat(found, 1), torch.cat(expected, 1), rtol=1e-9, atol=1e-9)
+    assert_contexts_apart(model, lengths)
 
 
 def test_fresh_weights_are_those_of_gpt_2() -> None:
