@@ -52,7 +52,7 @@ def _size_of(kernel: Any, constants: dict[str, Any], pointers: dict[str, str], e
 
     signature, values = {}, {}
     for place, argument in enumerate(kernel.arg_names):
-        if argument in constants or argument.startswith(("HAS_", "FOLLOWS", "WHOLE_SLOTS")):
+        if argument in constants or argument.startswith(("HAS_", "FOLLOWS", "WHOLE_SLOTS", "KEEPS")):
             signature[argument] = "constexpr"
             values[(place,)] = constants.get(argument, everything)
         elif argument.isupper() and argument not in SIZES:

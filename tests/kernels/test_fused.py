@@ -220,6 +220,24 @@ def test_kernels_equal_plain_torch_whatever_is_asked(seed: int, dtype: torch.dty
     check(drawn(seed), dtype)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize(
+    "name", ["own windows in a group", "slots and spans", "not renormalised, sees itself"]
+)
+def test_weights_made_anew_are_those_that_were_kept(
+    name: str, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where heads look far, nobody keeps them."""
+    tensors, found = tensors_of(CASES[name], torch.float32, DEVICE), []
+    for far in (fused.FAR, 1):
+        monkeypatch.setattr(fused, "FAR", far)
+        torch.manual_seed(0)
+        found.append(
+            with_gradients(together(fused.span_attention, CASES[name], tensors, dropout=dropout), tensors)
+        )
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
 def test_a_past_that_wants_no_gradient() -> None:
     case = Case(windows=((20, 45),), reaches=(45,), block=40, positions="shared", spans=(9.0, 30.5))
     torch.manual_seed(0)

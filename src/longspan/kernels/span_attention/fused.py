@@ -46,11 +46,12 @@ TILES: dict[str, tuple[int, ...]] = {
     "queries": (64, 32, 4, 3, 128),
     "dropped queries": (64, 32, 4, 3, 168),
     "keys": (64, 64, 4, 2),
+    "kept keys": (32, 64, 4, 4),
     "slots": (64, 64, 4, 3),
 }
 
 FAR = 512
-"""Keys of a head, on average, from which on wide tiles go through them faster."""
+"""Keys of a head, on average, from which on wide tiles go through them faster, and tables are large."""
 
 # Of what is fixed when a kernel is compiled, what matters to slots: they have no distance.
 SLOT_CONSTANTS = ("WIDTH", "BK", "HAS_SPANS", "RENORMALISE", "HAS_DROPOUT", "PRECISION")
@@ -185,8 +186,7 @@ class _SpanAttention(torch.autograd.Function):
             keys = position_keys.to(asked.dtype).contiguous()
             table = distance_table(asked, keys, layout.heads, layout.table, options.first_distance)
         num_slots = 0 if slot_k_HPK is None else slot_k_HPK.shape[1]
-        far = layout.table.columns / heads + num_slots >= FAR
-        tile = _tiles("far forward" if far else "forward", q_BHTK)
+        tile = _tiles("far forward" if _looks_far(layout, heads, num_slots) else "forward", q_BHTK)
         kernels.forward_kernel[(triton.cdiv(block, tile["BM"]), batch * heads)](
             q_BHTK, k_BHTK, v_BHTK, past, table, slot_k_HPK, slot_v_HPK, content_bias_HK, out_BHTK, lse_BHT,
             layout.heads, spans_H, filled_B, seed,
@@ -217,6 +217,9 @@ class _SpanAttention(torch.autograd.Function):
         dout_BHTK = _rows_inside(dout_BHTK)
         inner_BHT = torch.empty_like(lse_BHT)
         dtable = None if table is None else torch.empty_like(table)
+        # Where tables are small, weights are sooner written and read than made a second time.
+        keeps = table is not None and not _looks_far(layout, heads)
+        weights = torch.empty_like(table) if keeps else None
         # Side by side, as they are projected.
         dq_BHTK, dk_BHTK, dv_BHTK = _like_rows(q_BHTK, 3).chunk(3, dim=1)
         wants_past = any(ctx.needs_input_grad[-len(ctx.past_shapes) :])
@@ -232,22 +235,23 @@ class _SpanAttention(torch.autograd.Function):
         kernels.query_gradient_kernel[(query_tiles, batch * heads)](
             q_BHTK, k_BHTK, v_BHTK, past, table, slot_k_HPK, slot_v_HPK, content_bias_HK, out_BHTK, dout_BHTK,
             lse_BHT, inner_BHT, layout.heads, spans_H, filled_B, seed,
-            dq_BHTK, dtable, dspans, dbiases, content_q_BHTK,
+            dq_BHTK, dtable, weights, dspans, dbiases, content_q_BHTK,
             *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK, dout_BHTK, dq_BHTK),
             batch, heads, block, num_slots, **numbers, **constants, **tile,
             HAS_SLOTS=num_slots > 0, WHOLE_SLOTS=_whole_tiles(slot_k_HPK, tile),
-            HAS_BIAS=dbiases is not None, FIRST=options.first_distance,
+            HAS_BIAS=dbiases is not None, KEEPS=keeps, FIRST=options.first_distance,
         )  # fmt: skip
-        tile = _tiles("keys", q_BHTK)
+        tile = _tiles("kept keys" if keeps else "keys", q_BHTK)
         key_tiles = triton.cdiv(block, tile["BN"])
         if wants_past:
             key_tiles += triton.cdiv(layout.longest_reach, tile["BN"])
         kernels.key_gradient_kernel[(key_tiles, batch * heads)](
-            content_q_BHTK, k_BHTK, v_BHTK, past, table, dout_BHTK, lse_BHT,
+            content_q_BHTK, k_BHTK, v_BHTK, past, table, weights, dtable, dout_BHTK, lse_BHT,
             inner_BHT, layout.heads, spans_H, filled_B, seed, dk_BHTK, dv_BHTK,
             past if dpast is None else dpast,
             *_strides(content_q_BHTK, k_BHTK, v_BHTK, dout_BHTK, dk_BHTK, dv_BHTK),
-            batch, heads, block, **numbers, **constants, **tile, FIRST=options.first_distance,
+            batch, heads, block, **numbers, **constants, **tile,
+            KEEPS=keeps, FIRST=options.first_distance,
         )  # fmt: skip
         dslot_k = dslot_v = None
         if slot_k_HPK is not None and slot_v_HPK is not None:
@@ -282,6 +286,10 @@ class _SpanAttention(torch.autograd.Function):
             dq_BHTK, dk_BHTK, dv_BHTK, dcontent_bias_HK, dposition_bias_HK, dposition_keys,
             dslot_k, dslot_v, dspans_H, None, None, None, *_cut(dpast, ctx.past_shapes),
         )  # fmt: skip
+
+
+def _looks_far(layout: Layout, heads: int, num_slots: int = 0) -> bool:
+    return layout.table.columns / heads + num_slots >= FAR
 
 
 def _like_rows(x_BHTK: Tensor, times: int = 1) -> Tensor:

@@ -7,8 +7,9 @@ maximum, Z = sum of e and Y = sum of e m, where e = exp(score - maximum) and m i
 
 and leaves one number per query, the logarithm of that total. The backward pass makes the weights anew from
 it, once a tile of queries at a time for the gradients of queries and spans, and once a tile of keys at a time
-for those of keys and values. Every program writes what no other writes: results do not depend on the order in
-which programs run.
+for those of keys and values. Where that is a small table (`KEEPS`) the first leaves them and the gradients of
+the scores in tables, and for the second they are products and nothing else. Every program writes what no
+other writes: results do not depend on the order in which programs run.
 
 Most tiles lie inside: all their queries see all their keys through a mask of 1. They come in one run, between
 the tiles at the far edge of the span and those at the query's own position, and need not ask who sees what.
@@ -33,6 +34,7 @@ from longspan.kernels.span_attention.mask import EPSILON
 
 EPS = tl.constexpr(EPSILON)
 LOG2E = tl.constexpr(1.4426950408889634)
+BEYOND = tl.constexpr(1 << 30)  # all positions
 SLOTS = tl.constexpr(1 << 30)  # the position that slots begin at, for dropout
 
 # The table of heads has 8 numbers in a row. Those of the past count in rows of a head, WIDTH numbers each.
@@ -111,6 +113,15 @@ def _table_rows(step, BM: tl.constexpr):
 
 
 @triton.jit
+def _in_rows(ahead, step, BM: tl.constexpr, BN: tl.constexpr):
+    """Which places of a tile, keys that begin `ahead` of its queries, lie in their own row of a table."""
+    step = tl.multiple_of(step, 8)
+    begin = tl.multiple_of(ahead, 8) + step - 8 - tl.arange(0, BM) // 8 * 8
+    column = begin[:, None] + tl.arange(0, BN)[None, :]
+    return (column >= 0) & (column < step)
+
+
+@triton.jit
 def _own_window(edge, FIRST: tl.constexpr):
     """How many distances reach just beyond the soft edge of a span, in steps of 16 as on the host."""
     return (tl.math.ceil(edge).to(tl.int32) - FIRST + 1 + 15) // 16 * 16
@@ -140,10 +151,13 @@ def _farthest_inside(edge, ramp, window, FIRST: tl.constexpr, HAS_SPANS: tl.cons
 
 @triton.jit
 def _inner_tiles(origin, first, last, STEP: tl.constexpr):
-    """Begin and end of the tiles, counted from `origin` in steps, that lie within [first, last)."""
+    """Begin and end of the tiles, counted from `origin` in steps, that lie within [first, last).
+
+    Without any both are beyond all tiles: these are one run then.
+    """
     begin = origin + tl.cdiv(tl.maximum(first - origin, 0), STEP) * STEP
     end = origin + (tl.maximum(last - origin, 0) // STEP) * STEP
-    return begin, tl.maximum(end, begin)
+    return tl.where(begin < end, begin, BEYOND), tl.where(begin < end, end, BEYOND)
 
 
 @triton.jit
@@ -315,10 +329,11 @@ def _score_gradient(share, dw, inner, mask, HAS_SPANS: tl.constexpr, RENORMALISE
 @triton.jit
 def _query_gradient_tiles(
     start, stop, dq, dspan, q, dout, lse, inner, t0, t, row_key, k_base, v_base, k_row, v_row,
-    r_base, dr_base, r_row, r_step, window, reach, filled, edge, T, slope, scale, threshold, keep_scale,
+    r_base, dr_base, w_base, r_row, r_step, window, reach, filled, edge,
+    T, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     INSIDE: tl.constexpr, HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr,
-    HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, KEEPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     for n0 in range(start, stop, BN):
         n0 = tl.multiple_of(n0, 8)
@@ -340,23 +355,30 @@ def _query_gradient_tiles(
         if HAS_DROPOUT:
             kept = kept_places(row_key, j, threshold)
             dw = tl.where(kept, dw * keep_scale, 0.0)
+        w = share
         if HAS_SPANS and not INSIDE:
             rise = _rise(edge, t, j, slope)
             dmask = share * (dw - inner[:, None]) if RENORMALISE else share * dw
             dspan += tl.sum(tl.where((rise >= 0.0) & (rise <= 1.0), dmask, 0.0), 1)
+            w = share * _clamped(rise)
             ds = _score_gradient(share, dw, inner[:, None], _clamped(rise), HAS_SPANS, RENORMALISE)
         else:
             ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
         ds = ds.to(k.dtype)
         if HAS_POSITIONS:
-            dr_at = (dr_base + n0) + (r_row[:, None] + tl.arange(0, BN)[None, :])
+            at = r_row[:, None] + tl.arange(0, BN)[None, :]
+            here = _in_rows(n0 - t0, r_step, BM, BN) & (t < tl.cdiv(T, 8) * 8)[:, None]
             if INSIDE:
-                tl.store(dr_at, ds)
+                tl.store((dr_base + n0) + at, ds)
             else:
-                row_begin = n0 + r_step - 8 - t0 - tl.arange(0, BM) // 8 * 8
-                column = row_begin[:, None] + tl.arange(0, BN)[None, :]
-                in_row = (column >= 0) & (column < tl.multiple_of(r_step, 8))
-                tl.store(dr_at, ds, mask=in_row & (t < tl.cdiv(T, 8) * 8)[:, None])
+                tl.store((dr_base + n0) + at, ds, mask=here)
+            if KEEPS:
+                if HAS_DROPOUT:
+                    w = tl.where(kept, w, 0.0)
+                if INSIDE:
+                    tl.store((w_base + n0) + at, w.to(k.dtype))
+                else:
+                    tl.store((w_base + n0) + at, w.to(k.dtype), mask=here)
         dq += tl.dot(ds, k, input_precision=PRECISION)
     return dq, dspan
 
@@ -376,18 +398,18 @@ def _clear_before(base, step, first, t0, T, BM: tl.constexpr, BN: tl.constexpr):
 @triton.jit
 def query_gradient_kernel(
     Q, K, V, PAST, R, SLOT_K, SLOT_V, BIAS, OUT, DOUT, LSE, INNER, HEADS, SPANS, FILLED, SEED,
-    DQ, DR, DSPAN, DBIAS, BIASED_Q,
+    DQ, DR, W, DSPAN, DBIAS, BIASED_Q,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, do_b, do_h, do_t, dq_b, dq_h, dq_t,
     B, H, T, P, ramp, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
     HAS_SLOTS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    PRECISION: tl.constexpr, WHOLE_SLOTS: tl.constexpr,
+    PRECISION: tl.constexpr, WHOLE_SLOTS: tl.constexpr, KEEPS: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries: their gradient, that of their rows of R, and their part of those of span and bias.
 
-    It also leaves <out, dout> of every query, and queries with their bias, for the kernels that follow.
-    The latter lie as OUT does.
+    It also leaves <out, dout> of every query, queries with their bias, which lie as OUT does, and if it
+    `KEEPS` them the weights that values have, in a table W like R, for the kernels that follow.
     """
     b = tl.program_id(1) % B
     h = H - 1 - tl.program_id(1) // B
@@ -411,12 +433,15 @@ def query_gradient_kernel(
     oldest = t0 - FIRST - window + 1
     if HAS_FILLED:
         oldest = tl.maximum(oldest, -filled)
-    r_base, dr_base, r_row, step = R, DR, t, 8
+    r_base, dr_base, w_base, r_row, step = R, DR, W, t, 8
     if HAS_POSITIONS:
         begin, step = _table_begin(table, b, t0, T)
         r_base, dr_base, r_row = R + begin, DR + begin, _table_rows(step, BM)
         first = tl.where(oldest < 0, -tl.cdiv(-oldest, BN) * BN, oldest // 8 * 8)
         _clear_before(dr_base - (step - 8 - t0), step, first, t0, T, BM, BN)
+        if KEEPS:
+            w_base = W + begin
+            _clear_before(w_base - (step - 8 - t0), step, first, t0, T, BM, BN)
     dq = tl.zeros([BM, BK], tl.float32)
     dspan = tl.zeros([BM], tl.float32)
 
@@ -439,10 +464,10 @@ def query_gradient_kernel(
             if part < 2 or from_block:
                 dq, dspan = _query_gradient_tiles(
                     n0, n1, dq, dspan, q, dout, lse, inner, t0, t, row_key, k_base, v_base, k_row, v_row,
-                    r_base, dr_base, r_row, step, window, reach, filled, edge,
+                    r_base, dr_base, w_base, r_row, step, window, reach, filled, edge,
                     T, slope, scale, threshold, keep_scale,
                     FIRST, WIDTH, BK, BM, BN, part == 1,
-                    HAS_POSITIONS, HAS_SPANS, RENORMALISE, HAS_FILLED, HAS_DROPOUT, PRECISION,
+                    HAS_POSITIONS, HAS_SPANS, RENORMALISE, HAS_FILLED, HAS_DROPOUT, KEEPS, PRECISION,
                 )  # fmt: skip
 
     if HAS_SLOTS:
@@ -481,6 +506,7 @@ def _key_gradient_tiles(
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr,
     HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Weights and gradients of the scores made anew."""
     for t0 in range(start, stop, BM):
         t0 = tl.multiple_of(t0, 8)
         t = t0 + tl.arange(0, BM)
@@ -489,8 +515,6 @@ def _key_gradient_tiles(
         lse = tl.load(LSE + row0 + t, mask=t < T, other=0.0)
         inner = tl.load(INNER + row0 + t, mask=t < T, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        if not INSIDE:
-            seen = _seen(t, j, window, filled, T, FIRST, HAS_FILLED)
         if HAS_POSITIONS:
             rows = r_base + (tl.cast(t0, tl.int64) * r_step - t0)
             r_at = rows + (_table_rows(r_step, BM)[:, None] + j[None, :])
@@ -498,7 +522,7 @@ def _key_gradient_tiles(
             s += r.to(tl.float32)
         share = tl.exp2(s * (scale * LOG2E) - lse[:, None])
         if not INSIDE:
-            share = tl.where(seen, share, 0.0)
+            share = tl.where(_seen(t, j, window, filled, T, FIRST, HAS_FILLED), share, 0.0)
         dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
         w = share
         mask = 1.0
@@ -517,13 +541,34 @@ def _key_gradient_tiles(
 
 
 @triton.jit
+def _kept_key_gradient_tiles(
+    start, stop, dk, dv, n0, q_base, dout_base, q_t, o_t, w_base, dr_base, step, T,
+    WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Both as they were kept."""
+    for t0 in range(start, stop, BM):
+        t0 = tl.multiple_of(t0, 8)
+        t = t0 + tl.arange(0, BM)
+        q = _rows(q_base, t, q_t, t < T, WIDTH, BK, False)
+        dout = _rows(dout_base, t, o_t, t < T, WIDTH, BK, False)
+        here = _in_rows(n0 - t0, step, BM, BN) & (t < T)[:, None]
+        rows = tl.cast(t0, tl.int64) * step + (n0 - t0)
+        at = _table_rows(step, BM)[:, None] + tl.arange(0, BN)[None, :]
+        w = tl.load((w_base + rows) + at, mask=here, other=0.0)
+        ds = tl.load((dr_base + rows) + at, mask=here, other=0.0)
+        dv += tl.dot(tl.trans(w), dout, input_precision=PRECISION)
+        dk += tl.dot(tl.trans(ds), q, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit
 def key_gradient_kernel(
-    Q, K, V, PAST, R, DOUT, LSE, INNER, HEADS, SPANS, FILLED, SEED, DK, DV, DPAST,
+    Q, K, V, PAST, R, W, DR, DOUT, LSE, INNER, HEADS, SPANS, FILLED, SEED, DK, DV, DPAST,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
     B, H, T, ramp, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
-    HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, KEEPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A tile of keys, of the block or of the past: the gradients of keys and values."""
     b = tl.program_id(1) % B
@@ -545,41 +590,46 @@ def key_gradient_kernel(
             past = b * tl.load(table + 4) * WIDTH + reach * k_row
             past_k, past_v = past + tl.load(table + 2) * WIDTH, past + tl.load(table + 3) * WIDTH
             k_base, v_base, dk_base, dv_base = PAST + past_k, PAST + past_v, DPAST + past_k, DPAST + past_v
-        filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else reach
-        seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
-        r_base, r_step = R, 8
-        if HAS_POSITIONS:
-            begin, r_step = _table_begin(table, b, 0, T)
-            r_base = R + begin
-
+        q_base = Q + b.to(tl.int64) * q_b + h * q_h
+        dout_base = DOUT + b.to(tl.int64) * o_b + h * o_h
         j = n0 + tl.arange(0, BN)
         there = (j >= -reach) & (j < T)
-        k = _rows(k_base, j, k_row, there, WIDTH, BK, False)
-        v = _rows(v_base, j, v_row, there, WIDTH, BK, False)
         dk = tl.zeros([BN, BK], tl.float32)
         dv = tl.zeros([BN, BK], tl.float32)
 
         start = tl.maximum(n0 + FIRST, 0) // 8 * 8
         stop = tl.minimum(n0 + BN - 1 + FIRST + window, T)
-        far = _farthest_inside(edge, ramp, window, FIRST, HAS_SPANS)
-        whole = (n0 >= -tl.minimum(reach, filled)) & (n0 + BN <= T)
-        last = tl.where(whole, tl.minimum(n0 + far + 1, stop), 0)
-        inside, beyond = _inner_tiles(start, n0 + BN - 1 + FIRST, last, BM)
-        for part in tl.static_range(3):
-            if part == 0:
-                t0, t1 = start, tl.minimum(inside, stop)
-            elif part == 1:
-                t0, t1 = inside, beyond
-            else:
-                t0, t1 = beyond, stop
-            dk, dv = _key_gradient_tiles(
-                t0, t1, dk, dv, k, v, j,
-                Q + b.to(tl.int64) * q_b + h * q_h, DOUT + b.to(tl.int64) * o_b + h * o_h, q_t, o_t,
-                (b * H + h) * T, LSE, INNER, seed, r_base, r_step, window, filled, edge,
-                T, slope, scale, threshold, keep_scale,
-                FIRST, WIDTH, BK, BM, part == 1,
-                HAS_POSITIONS, HAS_SPANS, RENORMALISE, HAS_FILLED, HAS_DROPOUT, PRECISION,
+        r_base, step = R, 8
+        if HAS_POSITIONS:
+            begin, step = _table_begin(table, b, 0, T)
+            r_base = R + begin
+        if KEEPS:
+            dk, dv = _kept_key_gradient_tiles(
+                start, stop, dk, dv, n0, q_base, dout_base, q_t, o_t, W + begin, DR + begin, step, T,
+                WIDTH, BK, BM, BN, PRECISION,
             )  # fmt: skip
+        else:
+            filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else reach
+            seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
+            k = _rows(k_base, j, k_row, there, WIDTH, BK, False)
+            v = _rows(v_base, j, v_row, there, WIDTH, BK, False)
+            far = _farthest_inside(edge, ramp, window, FIRST, HAS_SPANS)
+            whole = (n0 >= -tl.minimum(reach, filled)) & (n0 + BN <= T)
+            last = tl.where(whole, tl.minimum(n0 + far + 1, stop), 0)
+            inside, beyond = _inner_tiles(start, n0 + BN - 1 + FIRST, last, BM)
+            for part in tl.static_range(3):
+                if part == 0:
+                    t0, t1 = start, tl.minimum(inside, stop)
+                elif part == 1:
+                    t0, t1 = inside, beyond
+                else:
+                    t0, t1 = beyond, stop
+                dk, dv = _key_gradient_tiles(
+                    t0, t1, dk, dv, k, v, j, q_base, dout_base, q_t, o_t,
+                    (b * H + h) * T, LSE, INNER, seed, r_base, step, window, filled, edge,
+                    T, slope, scale, threshold, keep_scale, FIRST, WIDTH, BK, BM, part == 1,
+                    HAS_POSITIONS, HAS_SPANS, RENORMALISE, HAS_FILLED, HAS_DROPOUT, PRECISION,
+                )  # fmt: skip
 
         if HAS_DROPOUT:
             dv *= keep_scale
