@@ -128,6 +128,9 @@ VARIANTS: dict[str, ModelConfig] = {
     ),
     "adaptive-span, pattern": dataclasses.replace(SMALL, pattern="ssfif"),
     "transformer-xl, pattern": dataclasses.replace(TRANSFORMER_XL, pattern="fsiff"),
+    "transformer-xl, long attention": dataclasses.replace(
+        SAME_LENGTH, pattern="sflf", long_memory_length=2 * SAME_LENGTH.memory_length + 1
+    ),
     "adaptive-span, dropout": dataclasses.replace(SMALL, dropout=0.2, embedding_dropout=0.1),
 }
 

@@ -8,12 +8,21 @@ import pytest
 import torch
 
 from longspan.cli import main
-from longspan.config import AdaptiveSpanConfig, RunConfig, SearchConfig, ShaRnnConfig, TransformerXLConfig
+from longspan.config import (
+    AdaptiveSpanConfig,
+    RunConfig,
+    SearchConfig,
+    ShaRnnConfig,
+    SpanConfig,
+    TransformerXLConfig,
+)
 from longspan.config.model import ModelConfig
 from longspan.layers.attention import Attention
 from longspan.layers.feed_forward import FeedForward
 from longspan.layers.identity import Identity
-from longspan.models import build
+from longspan.models import build, build_run
+from longspan.models.cost import Shape, flops
+from longspan.models.supernet import Supernet
 
 CONFIGS: list[ModelConfig] = [
     AdaptiveSpanConfig(num_layers=2, width=8, num_heads=2, inner_width=12),
@@ -69,7 +78,7 @@ def test_bad_patterns_are_one_line(
     assert main(["train", "txl-text8", "--model.pattern", pattern, "--out", str(out)]) == 1
     error = capsys.readouterr().err
     assert complaint in error
-    assert "s (attention), f (feed-forward), i (identity)" in error
+    assert "s (attention), l (long attention), f (feed-forward), i (identity)" in error
     assert error.count("\n") == 1
     assert not out.exists()
 
@@ -91,6 +100,48 @@ def test_bad_patterns_are_one_line(
 def test_bad_searches_are_refused(options: dict, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         SearchConfig(**options)
+
+
+def test_long_attention_remembers_more_and_is_no_larger() -> None:
+    config = TransformerXLConfig(width=8, num_heads=2, inner_width=12, memory_length=4, long_memory_length=9)
+    long, plain = (build(dataclasses.replace(config, pattern=pattern), 7) for pattern in ("lfs", "sfs"))
+    remembered = {
+        name: leaf.shape[1] for name, leaf in long.initial_state(2).flatten().items() if "memory" in name
+    }
+    assert remembered == {"blocks.0.memory": 9, "blocks.2.memory": 4}
+    assert [p.shape for p in long.parameters()] == [p.shape for p in plain.parameters()]
+    assert flops(long.blocks[0], Shape(2, 5)) > flops(long.blocks[2], Shape(2, 5))
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"pattern": "lf"}, "pattern 'lf' has long attention, l: give long_memory_length"),
+        ({"long_memory_length": 4}, "long_memory_length, 4, must be above memory_length, 4"),
+        (
+            {"long_memory_length": 9, "span": SpanConfig(limit=4)},
+            "with a span heads learn how far they look: leave out long_memory_length",
+        ),
+    ],
+)
+def test_long_attention_needs_a_longer_memory(options: dict, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        dataclasses.replace(CONFIGS[1], **options)
+
+
+def test_learned_spans_need_no_long_attention() -> None:
+    with pytest.raises(ValueError, match=r"unknown letter 'l': the letters are s \(attention\), f"):
+        dataclasses.replace(CONFIGS[0], pattern="lf")
+
+
+def test_long_candidates_need_a_long_memory() -> None:
+    for config in CONFIGS:
+        with pytest.raises(ValueError, match=r"give model\.long_memory_length"):
+            RunConfig(model=config, search=SearchConfig(candidates="slf"))
+    config = dataclasses.replace(CONFIGS[1], long_memory_length=9)
+    model = build_run(RunConfig(model=config, search=SearchConfig(candidates="slf")), 7)
+    assert isinstance(model, Supernet)
+    assert model.costs_K[1] > model.costs_K[0]
 
 
 def test_a_search_needs_blocks_to_choose() -> None:

@@ -40,7 +40,7 @@ class AdaptiveSpanConfig:
     def __post_init__(self) -> None:
         _check_sizes(self, "num_layers", "width", "num_heads", "inner_width")
         if self.pattern is not None:
-            check_pattern(self.pattern)
+            check_pattern(self.pattern, letters="sfi")
         _check_heads(self)
         _check_dropout(self)
 

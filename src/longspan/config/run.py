@@ -39,6 +39,11 @@ class RunConfig:
             )
         if self.search is not None and getattr(self.model, "pattern", None) is not None:
             raise ValueError("search finds the pattern: leave out model.pattern or [search]")
+        if self.search is not None and "l" in self.search.candidates and not self._has_long_attention():
+            raise ValueError(
+                "candidates have long attention, l: give model.long_memory_length, with "
+                'architecture = "transformer-xl"'
+            )
         if self.search is not None and getattr(getattr(self.model, "span", None), "windows", None):
             raise ValueError("search finds which blocks attend: leave out model.span.windows or [search]")
 
@@ -49,6 +54,9 @@ class RunConfig:
                     f"training.passage_length, {passage}, must be a multiple of the block_length of stage "
                     f"{stage.name!r}, {stage.block_length}"
                 )
+
+    def _has_long_attention(self) -> bool:
+        return getattr(self.model, "long_memory_length", None) is not None
 
     def block_length(self, stage: StageConfig) -> int:
         return stage.block_length or self.training.block_length

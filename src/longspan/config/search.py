@@ -18,7 +18,9 @@ class SearchConfig:
 
     num_blocks: int = option(6, help="blocks of the stack; each is one of the candidates in the end")
     candidates: str = option(
-        "sfi", help="what a block can become: s attention, f feed-forward, i identity, each at most once"
+        "sfi",
+        help="what a block can become: s attention, l long attention, f feed-forward, i identity, each at "
+        "most once",
     )
     sampling: Literal["soft", "straight-through"] = option(
         "soft", help="blocks mix their candidates, or pass on one of them and learn as if they had mixed"

@@ -57,15 +57,16 @@ class XLVocabularyConfig:
 class TransformerXLConfig:
     """The transformer of "Transformer-XL" (Dai et al., 2019).
 
-    No weight depends on memory_length, same_length or clamp_length: they may be changed for evaluation.
+    No weight depends on memory_length, long_memory_length, same_length or clamp_length: they may be changed
+    for evaluation.
     """
 
     architecture: Literal["transformer-xl"] = option("transformer-xl", help="which kind of model")
     num_layers: int = option(12, help="layers, each attention followed by feed-forward")
     pattern: str | None = option(
         None,
-        help="the blocks by letters: s attention, f feed-forward, i identity; num_layers is then not used "
-        "(default: sf for every layer)",
+        help="the blocks by letters: s attention, l long attention, f feed-forward, i identity; num_layers "
+        "is then not used (default: sf for every layer)",
     )
     width: int = option(512, help="size of the hidden states; even")
     num_heads: int = option(8, help="attention heads per layer")
@@ -79,6 +80,9 @@ class TransformerXLConfig:
         "post", help="normalise after each residual sum (original) or before each block; no norm at the end"
     )
     memory_length: int = option(512, help="hidden states that each layer remembers from before the block")
+    long_memory_length: int | None = option(
+        None, help="with l in the pattern or among the candidates: what such a block remembers instead"
+    )
     same_length: bool = option(
         False, help="every position sees exactly memory_length positions, itself among them"
     )
@@ -101,6 +105,8 @@ class TransformerXLConfig:
                 raise ValueError(f"{name} must be at least 1")
         if self.pattern is not None:
             check_pattern(self.pattern)
+            if "l" in self.pattern and self.long_memory_length is None:
+                raise ValueError(f"pattern '{self.pattern}' has long attention, l: give long_memory_length")
         if self.width % 2:
             raise ValueError(f"width must be even, half sines and half cosines, not {self.width}")
         if self.head_width is None and self.width % self.num_heads:
@@ -111,6 +117,13 @@ class TransformerXLConfig:
             raise ValueError("head_width must be at least 1")
         if min(self.memory_length, self.num_slots) < 0 or (self.clamp_length or 0) < 0:
             raise ValueError("memory_length, num_slots and clamp_length must not be negative")
+        if self.long_memory_length is not None and self.long_memory_length <= self.memory_length:
+            raise ValueError(
+                f"long_memory_length, {self.long_memory_length}, must be above memory_length, "
+                f"{self.memory_length}"
+            )
+        if self.long_memory_length is not None and self.span is not None:
+            raise ValueError("with a span heads learn how far they look: leave out long_memory_length")
         if self.same_length and self.memory_length < 1:
             raise ValueError("same_length needs a memory_length of at least 1")
         if self.span is not None and (self.same_length or self.span.limit != self.memory_length):

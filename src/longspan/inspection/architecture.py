@@ -11,8 +11,6 @@ import numpy.typing as npt
 from longspan.errors import UserError
 from longspan.runs import RunFolder
 
-NAMES = {"s": "attention", "f": "feed-forward", "i": "identity"}
-
 
 @dataclass(frozen=True)
 class ArchitectureHistory:

@@ -34,12 +34,13 @@ def transformer_xl(
     head_width = config.head_width or config.width // config.num_heads
     norm_first = config.norm == "pre"
     biases = QueryBiases(config.num_heads, head_width) if config.biases == "shared" else None
-    makers: Makers = {
-        "s": lambda: Attention(
+
+    def attention(memory_length: int) -> Attention:
+        return Attention(
             config.width,
             config.num_heads,
             head_width=head_width,
-            span=_span(config),
+            span=_span(config, memory_length),
             positions=SinusoidDistances(
                 config.width,
                 config.num_heads,
@@ -55,7 +56,11 @@ def transformer_xl(
             norm_recalled=True,
             sees_itself=True,
             empty_start=config.start == "empty",
-        ),
+        )
+
+    makers: Makers = {
+        "s": lambda: attention(config.memory_length),
+        "l": lambda: attention(config.long_memory_length or config.memory_length),
         "f": lambda: FeedForward(
             config.width,
             config.inner_width,
@@ -80,12 +85,12 @@ def transformer_xl(
     return model
 
 
-def _span(config: TransformerXLConfig) -> Span:
+def _span(config: TransformerXLConfig, memory_length: int) -> Span:
     if config.span is not None:
         return build_span(config.span, config.num_heads)
     if config.same_length:
-        return FixedSpan(SpanConfig(kind="fixed", limit=config.memory_length), config.num_heads)
-    return WholeMemory(config.memory_length, config.num_heads)
+        return FixedSpan(SpanConfig(kind="fixed", limit=memory_length), config.num_heads)
+    return WholeMemory(memory_length, config.num_heads)
 
 
 def _slots(config: TransformerXLConfig, head_width: int) -> PersistentSlots | None:
