@@ -101,7 +101,7 @@ def test_large_ones_are_fine_tuned_at_a_tenth_of_the_rate() -> None:
 
 
 def test_what_a_search_finds_is_trained_as_it_was_searched() -> None:
-    search = schema.read(RunConfig, recipes.load("wikitext2-par-search"))
+    search = schema.read(RunConfig, recipes.load("wikitext2-par-long-search"))
     found = schema.read(RunConfig, recipes.load("wikitext2-par"))
     assert search.search is not None
     assert isinstance(found.model, TransformerXLConfig)
@@ -112,6 +112,17 @@ def test_what_a_search_finds_is_trained_as_it_was_searched() -> None:
     assert [dataclasses.replace(stage, name="") for stage in found.stage] == [
         dataclasses.replace(stage, name="") for stage in search.stage
     ]
+
+
+def test_both_searches_are_of_the_same_size() -> None:
+    seed, long = (
+        schema.read(RunConfig, recipes.load(name))
+        for name in ("wikitext2-par-search", "wikitext2-par-long-search")
+    )
+    assert isinstance(seed.model, TransformerXLConfig)
+    assert dataclasses.replace(seed.model, norm="pre", long_memory_length=128) == long.model
+    assert (seed.data, seed.training, seed.evaluation) == (long.data, long.training, long.evaluation)
+    assert sum(stage.steps for stage in long.stage) <= sum(stage.steps for stage in seed.stage)
 
 
 @pytest.mark.parametrize("name", ["enwik8", "text8", "wikitext-103"])
