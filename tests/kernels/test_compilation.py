@@ -26,12 +26,12 @@ POINTERS |= {"BIAS": "*fp32", "DBIAS": "*fp32", "DSPAN": "*fp32", "DSLOT_K": "*f
 SIZES = ("B", "H", "T", "P")
 
 
-def compile_kernel(name: str, *, everything: bool) -> int:
+def compile_kernel(name: str, *, everything: bool, keeps: bool) -> int:
     """Compile a kernel of attention for compute capability 9.0, as `_size_of` does."""
     from longspan.kernels.span_attention import triton as kernels
 
     constants = {"FIRST": 1, "WIDTH": 64 if everything else 40, "BK": 64, "BM": 64, "BN": 32}
-    constants |= {"PRECISION": "tf32", "RENORMALISE": True}
+    constants |= {"PRECISION": "tf32", "RENORMALISE": True, "KEEPS": keeps}
     return _size_of(getattr(kernels, name), constants, POINTERS, everything)
 
 
@@ -52,7 +52,7 @@ def _size_of(kernel: Any, constants: dict[str, Any], pointers: dict[str, str], e
 
     signature, values = {}, {}
     for place, argument in enumerate(kernel.arg_names):
-        if argument in constants or argument.startswith(("HAS_", "FOLLOWS", "WHOLE_SLOTS", "KEEPS")):
+        if argument in constants or argument.startswith(("HAS_", "FOLLOWS", "WHOLE_SLOTS")):
             signature[argument] = "constexpr"
             values[(place,)] = constants.get(argument, everything)
         elif argument.isupper() and argument not in SIZES:
@@ -65,12 +65,12 @@ def _size_of(kernel: Any, constants: dict[str, Any], pointers: dict[str, str], e
     return len(compiled.asm["cubin"])
 
 
-@pytest.mark.parametrize("everything", [True, False])
-def test_every_kernel_compiles(everything: bool) -> None:
+@pytest.mark.parametrize(("everything", "keeps"), [(True, True), (True, False), (False, False)])
+def test_every_kernel_compiles(everything: bool, keeps: bool) -> None:
     """In a process of its own: the interpreter that other tests use takes the compiler's place."""
     program = (
         f"from {__name__} import *\n"
-        f"for name in KERNELS: assert compile_kernel(name, everything={everything})\n"
+        f"for name in KERNELS: assert compile_kernel(name, everything={everything}, keeps={keeps})\n"
         f"for name in PLACING: assert compile_placing(name, everything={everything})\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

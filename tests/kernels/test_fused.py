@@ -220,20 +220,25 @@ def test_kernels_equal_plain_torch_whatever_is_asked(seed: int, dtype: torch.dty
     check(drawn(seed), dtype)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize(
-    "name", ["own windows in a group", "slots and spans", "not renormalised, sees itself"]
+    "name",
+    [
+        "one query",
+        "own windows in a group",
+        "biases, and groups of different reach",
+        "no memory",
+        "slots and spans",
+        "not renormalised, sees itself",
+    ],
 )
-def test_weights_made_anew_are_those_that_were_kept(
-    name: str, dropout: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where heads look far, nobody keeps them."""
+def test_weights_made_anew_are_those_that_were_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout they are kept, unless heads look far."""
     tensors, found = tensors_of(CASES[name], torch.float32, DEVICE), []
     for far in (fused.FAR, 1):
         monkeypatch.setattr(fused, "FAR", far)
         torch.manual_seed(0)
         found.append(
-            with_gradients(together(fused.span_attention, CASES[name], tensors, dropout=dropout), tensors)
+            with_gradients(together(fused.span_attention, CASES[name], tensors, dropout=0.4), tensors)
         )
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 

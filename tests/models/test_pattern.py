@@ -119,6 +119,10 @@ def test_long_attention_remembers_more_and_is_no_larger() -> None:
         ({"pattern": "lf"}, "pattern 'lf' has long attention, l: give long_memory_length"),
         ({"long_memory_length": 4}, "long_memory_length, 4, must be above memory_length, 4"),
         (
+            {"pattern": "lf", "span": SpanConfig(limit=4)},
+            "with a span heads learn .* leave out long attention",
+        ),
+        (
             {"long_memory_length": 9, "span": SpanConfig(limit=4)},
             "with a span heads learn how far they look: leave out long_memory_length",
         ),
@@ -135,13 +139,23 @@ def test_learned_spans_need_no_long_attention() -> None:
 
 
 def test_long_candidates_need_a_long_memory() -> None:
-    for config in CONFIGS:
-        with pytest.raises(ValueError, match=r"give model\.long_memory_length"):
-            RunConfig(model=config, search=SearchConfig(candidates="slf"))
+    with pytest.raises(ValueError, match=r"with a span heads learn .* leave l out of the candidates"):
+        RunConfig(model=CONFIGS[0], search=SearchConfig(candidates="slf"))
+    with pytest.raises(ValueError, match=r"give model\.long_memory_length"):
+        RunConfig(model=CONFIGS[1], search=SearchConfig(candidates="slf"))
     config = dataclasses.replace(CONFIGS[1], long_memory_length=9)
     model = build_run(RunConfig(model=config, search=SearchConfig(candidates="slf")), 7)
     assert isinstance(model, Supernet)
     assert model.costs_K[1] > model.costs_K[0]
+
+
+def test_a_long_memory_for_nobody() -> None:
+    """Refused where no block can have it; a pattern without l may be tried in a recipe that has it."""
+    config = dataclasses.replace(CONFIGS[1], long_memory_length=9)
+    for search in (None, SearchConfig(candidates="sf")):
+        with pytest.raises(ValueError, match=r"model\.long_memory_length has no effect without l"):
+            RunConfig(model=config, search=search)
+    RunConfig(model=dataclasses.replace(config, pattern="sf", memory_length=9))
 
 
 def test_a_search_needs_blocks_to_choose() -> None:

@@ -25,9 +25,9 @@ def register(subparsers: Any) -> None:
         help="find which blocks a model wants",
         usage="longspan search [RECIPE] [--data CORPUS] [--name NAME] [--out RUN] [--top N] "
         "[--OPTION VALUE ...]\n       longspan search --resume RUN [--top N]",
-        description="Train a model whose blocks learn what to be: attention, feed-forward or nothing.\n"
-        "Print the pattern they have chosen; write a picture of the choice, an animation of how it came\n"
-        "about, and the recipe found.toml, which 'longspan train' trains from scratch.",
+        description="Train a model whose blocks learn what to be: attention, near or far, feed-forward or\n"
+        "nothing. Print the pattern they have chosen; write a picture of the choice, an animation of how it\n"
+        "came about, and the recipe found.toml, which 'longspan train' trains from scratch.",
         epilog="\n".join(["options of a recipe:", *option_lines()]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

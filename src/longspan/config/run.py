@@ -39,11 +39,7 @@ class RunConfig:
             )
         if self.search is not None and getattr(self.model, "pattern", None) is not None:
             raise ValueError("search finds the pattern: leave out model.pattern or [search]")
-        if self.search is not None and "l" in self.search.candidates and not self._has_long_attention():
-            raise ValueError(
-                "candidates have long attention, l: give model.long_memory_length, with "
-                'architecture = "transformer-xl"'
-            )
+        self._check_long_attention()
         if self.search is not None and getattr(getattr(self.model, "span", None), "windows", None):
             raise ValueError("search finds which blocks attend: leave out model.span.windows or [search]")
 
@@ -55,8 +51,17 @@ class RunConfig:
                     f"{stage.name!r}, {stage.block_length}"
                 )
 
-    def _has_long_attention(self) -> bool:
-        return getattr(self.model, "long_memory_length", None) is not None
+    def _check_long_attention(self) -> None:
+        given = getattr(self.model, "long_memory_length", None) is not None
+        wanted = self.search is not None and "l" in self.search.candidates
+        if wanted and getattr(self.model, "span", None) is not None:
+            raise ValueError("with a span heads learn how far they look: leave l out of the candidates")
+        if wanted and not given:
+            raise ValueError("candidates have long attention, l: give model.long_memory_length")
+        if given and not wanted and getattr(self.model, "pattern", None) is None:
+            raise ValueError(
+                "model.long_memory_length has no effect without l in the pattern or the candidates"
+            )
 
     def block_length(self, stage: StageConfig) -> int:
         return stage.block_length or self.training.block_length

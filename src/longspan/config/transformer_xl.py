@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,7 +85,7 @@ class TransformerXLConfig:
         None, help="with l in the pattern or among the candidates: what such a block remembers instead"
     )
     same_length: bool = option(
-        False, help="every position sees exactly memory_length positions, itself among them"
+        False, help="every position sees as many positions as are remembered, itself among them"
     )
     clamp_length: int | None = option(None, help="all distances beyond this one count as this one")
     start: Literal["empty", "zeros"] = option(
@@ -105,6 +106,8 @@ class TransformerXLConfig:
                 raise ValueError(f"{name} must be at least 1")
         if self.pattern is not None:
             check_pattern(self.pattern)
+            if "l" in self.pattern and self.span is not None:
+                raise ValueError("with a span heads learn how far they look: leave out long attention, l")
             if "l" in self.pattern and self.long_memory_length is None:
                 raise ValueError(f"pattern '{self.pattern}' has long attention, l: give long_memory_length")
         if self.width % 2:
@@ -117,7 +120,8 @@ class TransformerXLConfig:
             raise ValueError("head_width must be at least 1")
         if min(self.memory_length, self.num_slots) < 0 or (self.clamp_length or 0) < 0:
             raise ValueError("memory_length, num_slots and clamp_length must not be negative")
-        if self.long_memory_length is not None and self.long_memory_length <= self.memory_length:
+        # Without a pattern it is for a search; with one that has no l it is for nobody, as long as it may be.
+        if "l" in (self.pattern or "l") and self.memory_length >= (self.long_memory_length or math.inf):
             raise ValueError(
                 f"long_memory_length, {self.long_memory_length}, must be above memory_length, "
                 f"{self.memory_length}"

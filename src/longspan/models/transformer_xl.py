@@ -11,19 +11,23 @@ Embeddings are multiplied by sqrt(width).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from torch import nn
 
 from longspan.config import SpanConfig, TransformerXLConfig
 from longspan.config.transformer_xl import XLVocabularyConfig
 from longspan.heads import AdaptiveSoftmaxHead
 from longspan.layers.attention import Attention
+from longspan.layers.block import Block
 from longspan.layers.embeddings import AdaptiveEmbedding
 from longspan.layers.feed_forward import FeedForward
 from longspan.layers.identity import Identity
 from longspan.layers.positions import QueryBiases, SinusoidDistances
 from longspan.layers.slots import PersistentSlots
 from longspan.layers.span import FixedSpan, Span, WholeMemory, build_span
-from longspan.models.pattern import Arrange, Makers, by_pattern
+from longspan.models.pattern import Arrange, by_pattern
 from longspan.models.stack import Stack
 
 
@@ -58,9 +62,8 @@ def transformer_xl(
             empty_start=config.start == "empty",
         )
 
-    makers: Makers = {
-        "s": lambda: attention(config.memory_length),
-        "l": lambda: attention(config.long_memory_length or config.memory_length),
+    makers: dict[str, Callable[[], Block]] = {
+        "s": partial(attention, config.memory_length),
         "f": lambda: FeedForward(
             config.width,
             config.inner_width,
@@ -70,6 +73,8 @@ def transformer_xl(
         ),
         "i": Identity,
     }
+    if config.long_memory_length is not None:
+        makers["l"] = partial(attention, config.long_memory_length)
     blocks = (arrange or by_pattern(config.pattern, config.num_layers))(makers)
     embedding, head = _embedding_and_head(config.vocabulary, config.width, vocabulary_size)
     model = Stack(

@@ -217,8 +217,8 @@ class _SpanAttention(torch.autograd.Function):
         dout_BHTK = _rows_inside(dout_BHTK)
         inner_BHT = torch.empty_like(lse_BHT)
         dtable = None if table is None else torch.empty_like(table)
-        # Where tables are small, weights are sooner written and read than made a second time.
-        keeps = table is not None and not _looks_far(layout, heads)
+        # With dropout, a hash for every weight, small tables of them are sooner kept than made once more.
+        keeps = table is not None and options.dropout > 0 and not _looks_far(layout, heads)
         weights = torch.empty_like(table) if keeps else None
         # Side by side, as they are projected.
         dq_BHTK, dk_BHTK, dv_BHTK = _like_rows(q_BHTK, 3).chunk(3, dim=1)
@@ -253,6 +253,7 @@ class _SpanAttention(torch.autograd.Function):
             batch, heads, block, **numbers, **constants, **tile,
             KEEPS=keeps, FIRST=options.first_distance,
         )  # fmt: skip
+        del weights
         dslot_k = dslot_v = None
         if slot_k_HPK is not None and slot_v_HPK is not None:
             tile = _tiles("slots", q_BHTK)

@@ -1,15 +1,15 @@
 """Span attention as Triton kernels: a tile of queries at a time, and only the keys that its head can see.
 
-Nothing of the size of the score table is kept. The forward pass goes over the keys once, with the running
+The forward pass keeps nothing of the size of the score table. It goes over the keys once, with the running
 maximum, Z = sum of e and Y = sum of e m, where e = exp(score - maximum) and m is the soft mask:
 
     out = sum e m v / (Y + 1e-8 Z)
 
 and leaves one number per query, the logarithm of that total. The backward pass makes the weights anew from
 it, once a tile of queries at a time for the gradients of queries and spans, and once a tile of keys at a time
-for those of keys and values. Where that is a small table (`KEEPS`) the first leaves them and the gradients of
-the scores in tables, and for the second they are products and nothing else. Every program writes what no
-other writes: results do not depend on the order in which programs run.
+for those of keys and values. Where that pays (`KEEPS`) the first leaves them and the gradients of the scores
+in tables, and for the second there are products and nothing else. Every program writes what no other writes:
+results do not depend on the order in which programs run.
 
 Most tiles lie inside: all their queries see all their keys through a mask of 1. They come in one run, between
 the tiles at the far edge of the span and those at the query's own position, and need not ask who sees what.
