@@ -27,6 +27,7 @@ SIZES = {
     "ngram_width": 4,
     "num_slots": 6,
     "memory_length": 20,
+    "long_memory_length": 40,
     "context": 24,
 }
 TRAINED = [name for name in recipes.names() if "search" not in recipes.load(name)]
@@ -60,7 +61,7 @@ def scaled_down(name: str, text: Path) -> RunConfig:
         table["training"]["passage_length"] = 48
     table["training"] |= {"evaluate_every": 5, "checkpoint_every": 0, "compile": False}
     table.setdefault("evaluation", {}).update(batch_size=2, max_tokens=100, max_tokens_final=100)
-    faster = max(1.0, 0.01 / table["stage"][0]["learning_rate"])  # ten steps of a narrow model
+    faster = max(1.0, 0.02 / table["stage"][0]["learning_rate"])  # ten steps of a narrow model
     for stage, steps in zip(table["stage"], STEPS[len(table["stage"])], strict=True):
         stage.pop("max_seconds", None)  # of a stage that ends by the clock no two runs are the same
         stage["steps"] = steps
