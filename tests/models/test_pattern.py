@@ -118,6 +118,7 @@ def test_long_attention_remembers_more_and_is_no_larger() -> None:
     [
         ({"pattern": "lf"}, "pattern 'lf' has long attention, l: give long_memory_length"),
         ({"long_memory_length": 4}, "long_memory_length, 4, must be above memory_length, 4"),
+        ({"long_memory_length": 0, "pattern": "lf"}, "long_memory_length, 0, must be above memory_length, 4"),
         (
             {"pattern": "lf", "span": SpanConfig(limit=4)},
             "with a span heads learn .* leave out long attention",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -121,11 +120,9 @@ class TransformerXLConfig:
         if min(self.memory_length, self.num_slots) < 0 or (self.clamp_length or 0) < 0:
             raise ValueError("memory_length, num_slots and clamp_length must not be negative")
         # Without a pattern it is for a search; with one that has no l it is for nobody, as long as it may be.
-        if "l" in (self.pattern or "l") and self.memory_length >= (self.long_memory_length or math.inf):
-            raise ValueError(
-                f"long_memory_length, {self.long_memory_length}, must be above memory_length, "
-                f"{self.memory_length}"
-            )
+        long = self.long_memory_length
+        if long is not None and long <= self.memory_length and "l" in (self.pattern or "l"):
+            raise ValueError(f"long_memory_length, {long}, must be above memory_length, {self.memory_length}")
         if self.long_memory_length is not None and self.span is not None:
             raise ValueError("with a span heads learn how far they look: leave out long_memory_length")
         if self.same_length and self.memory_length < 1:

@@ -34,7 +34,7 @@ from longspan.kernels.span_attention.mask import EPSILON
 
 EPS = tl.constexpr(EPSILON)
 LOG2E = tl.constexpr(1.4426950408889634)
-BEYOND = tl.constexpr(1 << 30)  # all positions
+BEYOND = tl.constexpr(1 << 30)  # the position that no tile begins at
 SLOTS = tl.constexpr(1 << 30)  # the position that slots begin at, for dropout
 
 # The table of heads has 8 numbers in a row. Those of the past count in rows of a head, WIDTH numbers each.
