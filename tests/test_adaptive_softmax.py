@@ -138,6 +138,15 @@ def test_each_word_is_its_row_projected_and_scaled(pair):
     torch.testing.assert_close(embedding(words.flip(0)[None])[0], expected.flip(0))
 
 
+@pytest.mark.parametrize("token", [-1, VOCABULARY])
+@pytest.mark.parametrize("one_table", [True, False])
+def test_no_word_outside_the_vocabulary_is_read(token: int, one_table: bool) -> None:
+    division = 1 if one_table else 2
+    embedding = AdaptiveEmbedding(VOCABULARY, WIDTH, cutoffs=(5, 9), division=division, one_table=one_table)
+    with pytest.raises(IndexError):
+        embedding(torch.tensor([[1, token]]))
+
+
 def adaptive(**choices) -> tuple[AdaptiveEmbedding, AdaptiveSoftmaxHead]:
     torch.manual_seed(2)
     embedding = AdaptiveEmbedding(VOCABULARY, WIDTH, cutoffs=(5, 9, 17), division=2)

@@ -6,6 +6,7 @@ Shapes: B batch, T block, D width, V vocabulary, K width of a cluster's table, S
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from functools import reduce
 from itertools import pairwise
@@ -68,21 +69,14 @@ class AdaptiveEmbedding(nn.Module):
             return x_BTD * math.sqrt(self.width)
         # Each cluster reads every token and keeps its own: shapes do not depend on the text, and since the
         # tables become narrow so quickly this costs little more than the first cluster alone.
-        parts = [
-            self._part(tokens_BT, start, table_SK, projection_DK)
-            for start, table_SK, projection_DK in zip(
-                self.bounds[:-1], self.tables, self.projections, strict=True
-            )
-        ]
+        # What lies outside the vocabulary belongs to the first or the last, which have no such row: an error.
+        parts, outside = [], sys.maxsize
+        for number, (start, end) in enumerate(pairwise([-outside, *self.bounds[1:-1], outside])):
+            inside_BT = (tokens_BT >= start) & (tokens_BT < end)
+            places_BT = (tokens_BT - self.bounds[number]).where(inside_BT, 0)
+            rows_BTK = F.embedding(places_BT, self.tables[number]) * inside_BT[..., None]
+            parts.append(F.linear(rows_BTK, self.projections[number]))
         return reduce(torch.add, parts) * math.sqrt(self.width)
-
-    @staticmethod
-    def _part(tokens_BT: Tensor, start: int, table_SK: Tensor, projection_DK: Tensor) -> Tensor:
-        """The embeddings of one cluster's tokens, zeros for all others."""
-        places_BT = tokens_BT - start
-        inside_BT = (places_BT >= 0) & (places_BT < table_SK.shape[0])
-        rows_BTK = F.embedding(places_BT.where(inside_BT, 0), table_SK) * inside_BT[..., None]
-        return F.linear(rows_BTK, projection_DK)
 
     def cluster_tables(self) -> list[Tensor]:
         """The rows of each cluster."""
