@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from longspan.data.home import home
 from longspan.errors import UserError
 from longspan.files import whole_folder
+from longspan.home import home
 
 SPLITS = ("train", "valid", "test")
 TEST_BYTES = 1 << 20

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from longspan.data import corpora, local, splitting
 from longspan.data.corpus import SPLITS, Corpus, Piece
 from longspan.data.download import Archive, unpacked
-from longspan.data.home import home
 from longspan.errors import UserError
+from longspan.home import home
 
 
 def find(name: str) -> Corpus:

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from longspan.config import DataConfig, TokenizerConfig
 from longspan.data import preparation, prepare
 from longspan.data.corpus import SPLITS, Piece
-from longspan.data.home import home
 from longspan.data.preparation import tokenize
 from longspan.data.token_file import write_token_file
 from longspan.data.tokenizers.word import WordTokenizer
 from longspan.errors import UserError
+from longspan.home import home
 from tests.data.corpora import corpus_of
 
 TEXT = "".join(f"line {i}: héllo wörld\n" for i in range(300))

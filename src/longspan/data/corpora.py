@@ -13,8 +13,8 @@ from pathlib import Path
 from longspan.data import local, registry
 from longspan.data.corpus import Corpus, Form, Piece
 from longspan.data.download import Archive, Progress, unpacked
-from longspan.data.home import home
 from longspan.errors import UserError, nearest
+from longspan.home import home
 
 _WIKITEXT_SPLITS = {"train": "wiki.train.tokens", "valid": "wiki.valid.tokens", "test": "wiki.test.tokens"}
 _HELD_OUT_BYTES = 5_000_000  # of enwik8 and text8, for valid and for test

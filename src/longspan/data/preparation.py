@@ -13,11 +13,11 @@ from longspan.config import DataConfig, TokenizerConfig
 from longspan.data import corpora
 from longspan.data.corpus import SPLITS, Corpus
 from longspan.data.download import Progress
-from longspan.data.home import home
 from longspan.data.token_file import TokenFile, write_token_file
 from longspan.data.tokenizers import Tokenizer, check_settings, fit_tokenizer, load_tokenizer
 from longspan.errors import UserError
 from longspan.files import whole_file, whole_folder
+from longspan.home import home
 
 # Part of every fingerprint: raise it when the same text and settings would give other tokens.
 _VERSION = 2

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from longspan.data.home import home
 from longspan.errors import UserError
 from longspan.files import whole_file
+from longspan.home import home
 
 
 def registered() -> dict[str, Path]:

@@ -43,7 +43,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from longspan.kernels.paths import forced_path, is_for_kernels
-from longspan.kernels.span_attention import eager, padded, single
+from longspan.kernels.span_attention import eager, padded, processor, single
 from longspan.kernels.span_attention.mask import soft_mask
 
 if TYPE_CHECKING:
@@ -131,6 +131,24 @@ def span_attention(
         return fused.span_attention(q_BHTK, k_BHTK, v_BHTK, **more, **heads_together)
     if q_BHTK.shape[2] == 1 and dropout == 0 and forced_path() is None and not torch.is_grad_enabled():
         return single.span_attention(q_BHTK, k_BHTK, v_BHTK, **heads_together)
+    shared_keys = position_keys is None or position_keys.dim() == 2
+    plain = shared_keys and all(
+        x is None for x in (content_bias_HK, position_bias_HK, position_map_HKE, slots)
+    )
+    if plain and (renormalise or spans_H is None) and forced_path() is None and processor.is_for(q_BHTK):
+        return processor.span_attention(
+            q_BHTK,
+            k_BHTK,
+            v_BHTK,
+            past=past,
+            windows=windows,
+            position_keys=position_keys,
+            filled_B=filled_B,
+            spans_H=spans_H,
+            ramp=ramp,
+            first_distance=first_distance,
+            dropout=dropout,
+        )
     path = padded if forced_path() == "padded" else eager
     out, start = [], 0
     sizes = [kv_BMXK.shape[2] // 2 for kv_BMXK in past]
@@ -139,7 +157,6 @@ def span_attention(
     for kv_BMXK, q_BGTK, k_BGTK, v_BGTK in of_groups:
         past_k_BGMK, past_v_BGMK = kv_BMXK.transpose(1, 2).chunk(2, dim=1)
         heads = slice(start, start + past_k_BGMK.shape[1])
-        shared_keys = position_keys is None or position_keys.dim() == 2
         out.append(
             path.span_attention(
                 q_BGTK,

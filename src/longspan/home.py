@@ -1,4 +1,4 @@
-"""Where corpora and token files live between runs."""
+"""Where corpora, token files and compiled code live between runs."""
 
 from __future__ import annotations
 
