@@ -41,5 +41,5 @@ def ways_for(model: LanguageModel, device: torch.device) -> list[Way]:
         return [Way("fast", "the only one, without attention to spans")]
     return [
         Way("reference", "all heads of a layer padded to its longest", "padded"),
-        Way("fast", "heads grouped by how far they look"),
+        Way("fast", "every head as far as it looks"),
     ]
