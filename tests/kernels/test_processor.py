@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,11 @@ def attend(*args: Tensor, **given: Any) -> Tensor:
 
 
 def as_it_should_be(case: Case, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    exact = in_float64(tensors)
-    return with_gradients(head_by_head(reference.span_attention, case, exact, case.flat_windows), exact)
+    """Without spans heads of a group look equally far."""
+    exact, windows = in_float64(tensors), case.flat_windows
+    if case.spans is None:
+        windows = [max(group) for group in case.windows for _ in group]
+    return with_gradients(head_by_head(reference.span_attention, case, exact, windows), exact)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -160,13 +164,14 @@ def test_the_door_takes_it_and_a_shorter_window_is_enough_for_a_span():
 @pytest.mark.parametrize(
     "case",
     [
-        Case(windows=((6,),), reaches=(6,), block=3, width=16, num_slots=2),
-        Case(windows=((6,),), reaches=(6,), block=3, width=16, positions="per head"),
-        Case(windows=((6,),), reaches=(6,), block=3, width=16, positions="shared", biases="both"),
-        Case(windows=((6,),), reaches=(6,), block=3, width=16, spans=(2.0,), renormalise=False),
-        Case(windows=((6,),), reaches=(6,), block=3, width=8),
+        Case(windows=((6,),), reaches=(6,), block=16, width=16, num_slots=2),
+        Case(windows=((6,),), reaches=(6,), block=16, width=16, positions="per head"),
+        Case(windows=((6,),), reaches=(6,), block=16, width=16, positions="shared", biases="both"),
+        Case(windows=((6,),), reaches=(6,), block=16, width=16, spans=(2.0,), renormalise=False),
+        Case(windows=((6,),), reaches=(6,), block=16, width=8),
+        Case(windows=((6,),), reaches=(6,), block=15, width=16),
     ],
-    ids=["slots", "positions of every head", "biases", "not renormalised", "half a vector"],
+    ids=["slots", "positions of every head", "biases", "not renormalised", "half a vector", "a short block"],
 )
 def test_what_it_does_not_know_is_left_to_plain_torch(case):
     tensors = tensors_of(case, torch.float32)
@@ -174,6 +179,37 @@ def test_what_it_does_not_know_is_left_to_plain_torch(case):
     with forced("eager"):
         expected = with_gradients(together(door.span_attention, case, tensors), tensors)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("name", ["k", "v", "past0"])
+def test_other_numbers_are_left_to_plain_torch(name):
+    tensors = tensors_of(CASES["no memory"], torch.float32)
+    others = [tensors[other].bfloat16() if other == name else tensors[other] for other in ("k", "v", "past0")]
+    assert processor.is_for(tensors["q"], *(tensors[other] for other in ("k", "v", "past0")))
+    assert not processor.is_for(tensors["q"], *others)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"k": (2, 2, 17, 48)}, "keys"),
+        ({"v": (2, 2, 18, 32)}, "values"),
+        ({"past0": (1, 5, 4, 48)}, "past"),
+        ({"past0": (2, 5, 2, 48)}, "past"),
+        ({"position_keys": (16, 48)}, "position_keys"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_it_is_read(wrong, named):
+    case = CASES["no memory"]
+    tensors = tensors_of(case, torch.float32)
+    with pytest.raises(ValueError, match=named):
+        together(attend, case, tensors | {name: torch.zeros(shape) for name, shape in wrong.items()})
+
+
+def test_a_memory_that_is_not_filled_needs_queries_that_see_themselves():
+    case = replace(CASES["unfilled memory"], first_distance=1)
+    with pytest.raises(ValueError, match="first_distance must be 0"):
+        together(attend, case, tensors_of(case, torch.float32))
 
 
 def kept_places(batch: int, heads: int, block: int, window: int, dropout: float, seed: int) -> Tensor:
@@ -258,6 +294,15 @@ def test_what_is_no_number_stays_none():
     assert out.isnan().sum() == case.width
 
 
+def test_without_any_score_there_is_no_number():
+    case = CASES["no memory"]
+    tensors = tensors_of(case, torch.float32)
+    with torch.no_grad():
+        tensors["position_keys"].fill_(-torch.inf)
+        tensors["q"].abs_()
+        assert together(attend, case, tensors).isnan().all()
+
+
 def test_scores_of_any_size():
     """The softmax of scores far apart is all on one key, without overflow."""
     q, k, v = torch.randn(3, 1, 1, 9, 16).unbind(0)
@@ -288,23 +333,40 @@ def test_compiled_once(monkeypatch):
     assert len(list(folder.iterdir())) == 2
 
 
-@pytest.mark.parametrize("compiler_name", ["no-such-compiler", "false"])
-def test_without_a_compiler_there_is_nothing(monkeypatch, compiler_name):
-    assert library(monkeypatch, CXX=compiler_name) is None
+def test_without_a_compiler_there_is_nothing(monkeypatch):
+    assert library(monkeypatch, CXX="no-such-compiler") is None
     assert not list(compiler.home().rglob("*.so"))
 
 
-def test_code_that_does_not_compile_leaves_nothing(monkeypatch, tmp_path):
-    wrong = tmp_path / "wrong.cpp"
-    wrong.write_text("int main( {")
-    assert compiler.compiled.__wrapped__(wrong) is None
-    assert not list((compiler.home() / "compiled").iterdir())
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("CXX", "false", "exit status 1"),
+        ("CXXFLAGS", "-no-such-option", "no-such-option"),
+        ("CXXFLAGS", "'not closed", "No closing quotation"),
+        ("CXXFLAGS", "-ffast-math", "fast math"),
+        ("CXXFLAGS", "-mno-avx2", "without AVX2"),
+        ("LONGSPAN_HOME", "/dev/null", "Not a directory"),
+    ],
+)
+def test_a_compiler_that_fails_is_a_warning(monkeypatch, variable, value, reason):
+    with pytest.warns(UserWarning, match=f"plain torch takes longer: .*{reason}"):
+        assert library(monkeypatch, **{variable: value}) is None
+    assert not list(compiler.home().rglob("*.so"))
 
 
-def test_a_home_that_cannot_be_written(monkeypatch, tmp_path):
-    blocked = tmp_path / "a file"
-    blocked.write_text("")
-    assert library(monkeypatch, LONGSPAN_HOME=str(blocked)) is None
+def test_a_compiler_with_arguments(monkeypatch):
+    assert library(monkeypatch, CXX="c++ -DANYTHING") is not None
+
+
+def test_a_damaged_library_is_made_anew(monkeypatch, tmp_path):
+    assert library(monkeypatch) is not None
+    (made,) = (compiler.home() / "compiled").iterdir()
+    other = tmp_path / "other home" / "compiled" / made.name  # a library that is loaded is not read again
+    other.parent.mkdir(parents=True)
+    other.write_bytes(made.read_bytes()[:100])
+    assert library(monkeypatch, LONGSPAN_HOME=str(other.parents[1])) is not None
+    assert other.stat().st_size > 1000
 
 
 def test_without_compiled_code_the_door_leads_to_plain_torch(monkeypatch):

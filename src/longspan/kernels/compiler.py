@@ -9,6 +9,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -16,38 +17,50 @@ from longspan.files import whole_file
 from longspan.home import home
 
 OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+PATIENCE = 120
+"""Seconds that compiling may take."""
 
 
 @cache
 def compiled(source: Path) -> ctypes.CDLL | None:
     """The library made of this file, or None where no compiler can make it: then plain torch must do.
 
-    `CXX` and `CXXFLAGS` are heeded as usual. OpenMP is the one that torch has loaded, if it has the usual
-    name, and so are its threads.
+    The compiler is GCC; `CXX` and `CXXFLAGS` are heeded as usual. OpenMP is the one that torch has loaded, if
+    it has the usual name, and so are its threads.
     """
-    compiler = shutil.which(os.environ.get("CXX") or "c++")
-    if compiler is None or platform.system() != "Linux":
-        return None
-    command = [compiler, *OPTIONS, *shlex.split(os.environ.get("CXXFLAGS", ""))]
     try:
+        command = shlex.split(os.environ.get("CXX") or "c++")
+        if platform.system() != "Linux" or shutil.which(command[0]) is None:
+            return None
+        command += [*shlex.split(os.environ.get("CXXFLAGS", "")), *OPTIONS]
         made = home() / "compiled" / f"{source.stem}-{_identity(command, source)}.so"
-        if not made.exists():
-            made.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(made) as half_made:
-                subprocess.run([*command, "-o", half_made, source], check=True, capture_output=True)
-        return ctypes.CDLL(str(made))
-    except (OSError, subprocess.CalledProcessError):
+        return _loaded(made) or _compiled_anew([*command, source], made)
+    except (OSError, ValueError, subprocess.SubprocessError) as problem:
+        said = getattr(problem, "stderr", None) or str(problem).encode()
+        reason = said.decode(errors="replace").strip().splitlines()[0]
+        warnings.warn(f"{source.name} is not compiled, and plain torch takes longer: {reason}", stacklevel=2)
         return None
+
+
+def _loaded(made: Path) -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(str(made)) if made.exists() else None
+    except OSError:  # damaged
+        return None
+
+
+def _compiled_anew(command: list[str | Path], made: Path) -> ctypes.CDLL:
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(made) as half_made:
+        _run([*command, "-o", half_made])
+    return ctypes.CDLL(str(made))
 
 
 def _identity(command: list[str], source: Path) -> str:
-    """Of all that the library depends on: what is native to one processor another may not understand."""
-    version = subprocess.run([command[0], "--version"], check=True, capture_output=True).stdout
-    first_core, *_ = Path("/proc/cpuinfo").read_text().split("\n\n")
-    kind = [
-        line
-        for line in first_core.splitlines()
-        if line.startswith(("vendor", "cpu family", "model", "flags"))
-    ]
-    parts = [shlex.join(command).encode(), version, *map(str.encode, kind), source.read_bytes()]
-    return hashlib.sha256(b"\n".join(parts)).hexdigest()[:16]
+    """Of all that the library depends on: what the compiler knows of itself and of this processor, too."""
+    parts = [shlex.join(command).encode(), _run([*command, "-dM", "-E", "-x", "c++", "/dev/null"])]
+    return hashlib.sha256(b"\n".join([*parts, source.read_bytes()])).hexdigest()[:16]
+
+
+def _run(command: list[str | Path] | list[str]) -> bytes:
+    return subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE).stdout

@@ -136,7 +136,12 @@ def span_attention(
     plain = shared_keys and all(
         x is None for x in (content_bias_HK, position_bias_HK, position_map_HKE, slots)
     )
-    if plain and (renormalise or spans_H is None) and forced_path() is None and processor.is_for(q_BHTK):
+    if (
+        plain
+        and (renormalise or spans_H is None)
+        and forced_path() is None
+        and processor.is_for(q_BHTK, k_BHTK, v_BHTK, *past)
+    ):
         return processor.span_attention(
             q_BHTK,
             k_BHTK,

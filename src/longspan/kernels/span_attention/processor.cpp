@@ -15,6 +15,13 @@
 #include <cstdlib>
 #include <cstring>
 
+#if !defined(__AVX2__) || !defined(__FMA__)
+#error "plain torch is faster on a processor without AVX2 and FMA"
+#endif
+#ifdef __FAST_MATH__
+#error "fast math would take away what rounds in exponential"
+#endif
+
 namespace {
 
 #ifdef __AVX512F__
@@ -56,8 +63,7 @@ float largest(Lanes x) {
 
 // e^x for x <= 0: 2^n times a polynomial in what is left, at most log(2) / 2 (Cephes' coefficients).
 Lanes exponential(Lanes x) {
-    const Lanes smallest = Lanes{} - 87.0f;
-    x = x < smallest ? smallest : x;
+    const Ints is_zero = x < -87.0f;
     const Lanes n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23 leaves a whole number
     const Lanes r = (x - n * 0.693359375f) + n * 2.12194440e-4f;    // log(2) in two parts
     Lanes y = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -66,7 +72,7 @@ Lanes exponential(Lanes x) {
     y = y * r + 1.6666665459e-1f;
     y = y * r + 5.0000001201e-1f;
     y = y * r * r + r + 1.0f;
-    return (Lanes)((Ints)y + (__builtin_convertvector(n, Ints) << 23));
+    return is_zero ? Lanes{} : (Lanes)((Ints)y + (__builtin_convertvector(n, Ints) << 23));
 }
 
 uint32_t mixed(uint32_t x) {
@@ -146,12 +152,14 @@ void transpose(const float *from, int64_t rows, int64_t columns, Right<float> to
         }
 }
 
-// Memory that a thread keeps from task to task.
+// Memory that a thread uses for task after task.
 class Buffer {
     float *memory = nullptr;
     int64_t size = 0;
 
   public:
+    ~Buffer() { free(memory); }
+
     float *of(int64_t numbers) {
         if (numbers > size) {
             free(memory);
@@ -170,7 +178,6 @@ struct Buffers {
     Buffer q, out, by_key, by_distance, used, weights;
     Buffer dq, dout, dkeys, dvalues, dscores;
 };
-thread_local Buffers buffers;
 
 }  // namespace
 
@@ -206,8 +213,14 @@ struct Call {
 
 namespace {
 
+// Where a task's part of what heads have for every distance begins.
+int64_t place_of(const Call &call, const Head &head, int64_t b) {
+    return head.begins * call.batch + b * round_up(head.window, LANES);
+}
+
 struct Task {
     const Call &call;
+    Buffers &buffers;
     const Head &head;
     const int64_t b, h, T, K, W;
     const int64_t columns;   // of a table in distance layout
@@ -216,10 +229,11 @@ struct Task {
     const int64_t seen;      // keys that ROWS queries see between them, in whole vectors
     const int64_t band;      // those that all queries see
     const int64_t band_row;  // no power of two: rows would share places in the cache
-    const int64_t place;     // in what heads have of their own for every distance
+    const int64_t place;
 
-    Task(const Call &call, int64_t number)
+    Task(const Call &call, int64_t number, Buffers &buffers)
         : call(call),
+          buffers(buffers),
           head(call.each[number / call.batch]),
           b(number % call.batch),
           h(head.number),
@@ -232,7 +246,7 @@ struct Task {
           seen(round_up(W + ROWS - 1, LANES)),
           band(round_up(W + round_up(T, CHUNK) + LANES, LANES)),
           band_row(round_up(band, 64) + LANES),
-          place(head.begins * call.batch + b * columns) {}
+          place(place_of(call, head, b)) {}
 
     void forward() const {
         float *const keys =
@@ -274,7 +288,8 @@ struct Task {
     // From the scores of a query to its weights: `a` of the softmax, `used` with the values.
     void weigh(int64_t t, const float *by_key, const float *by_distance, const float *mask, float *a,
                float *used) const {
-        const int64_t before_text = call.filled ? W - 1 + call.first_distance - t - call.filled[b] : 0;
+        const int64_t seen = call.filled ? t + call.filled[b] + 1 - call.first_distance : W;
+        const int64_t before_text = seen < W ? W - seen : 0;
         Lanes top = Lanes{} + LOWEST, sums = {}, totals = {};
         for (int64_t r = 0; r < columns; r += LANES) {
             const Lanes score = at(by_key + r) + at(by_distance + r);
@@ -395,9 +410,9 @@ struct Task {
         float *const rows = into.of(band * K);
         for (int64_t i = 0; i < band; i++) {
             const int64_t t = i - (W - 1) - call.first_distance;
-            const float *const from = t < 0 ? before.at(b, 0, head.remembered + t) : block.at(b, h, t);
-            if (t < -head.remembered || t >= T) memset(rows + i * K, 0, 4 * K);
-            else memcpy(rows + i * K, from, 4 * K);
+            float *const to = rows + i * K;
+            if (t < -head.remembered || t >= T) memset(to, 0, 4 * K);
+            else memcpy(to, t < 0 ? before.at(b, 0, head.remembered + t) : block.at(b, h, t), 4 * K);
         }
         return rows;
     }
@@ -448,29 +463,35 @@ void add_up(const Call &call, int64_t distance) {
     float *const dposition_key = call.dposition_keys + distance * call.width;
     if (call.position_keys) memset(dposition_key, 0, 4 * call.width);
     for (int64_t number = 0; number < call.heads; number++) {
+        const Head &head = call.each[number];
         float dmask = 0;
-        for (int64_t b = 0; b < call.batch; b++) {
-            const Task task(call, number * call.batch + b);
-            if (distance >= task.W) continue;
-            const int64_t place = task.place + task.W - 1 - distance;
+        for (int64_t b = 0; b < call.batch && distance < head.window; b++) {
+            const int64_t place = place_of(call, head, b) + head.window - 1 - distance;
             dmask += call.task_dmask[place];
             for (int64_t k = 0; k < call.width && call.position_keys; k += LANES)
                 at(dposition_key + k) += at(call.task_dkeys + place * call.width + k);
         }
-        if (call.mask) call.dmask[call.each[number].number * call.longest + distance] = dmask;
+        if (call.mask) call.dmask[head.number * call.longest + distance] = dmask;
+    }
+}
+
+template <void (Task::*pass)() const>
+void run(const Call &call) {
+#pragma omp parallel num_threads(call.threads)
+    {
+        Buffers buffers;
+#pragma omp for schedule(dynamic)
+        for (int64_t number = 0; number < call.heads * call.batch; number++)
+            (Task(call, number, buffers).*pass)();
     }
 }
 
 }  // namespace
 
-extern "C" void forward(const Call *call) {
-#pragma omp parallel for schedule(dynamic) num_threads(call->threads)
-    for (int64_t number = 0; number < call->heads * call->batch; number++) Task(*call, number).forward();
-}
+extern "C" void forward(const Call *call) { run<&Task::forward>(*call); }
 
 extern "C" void backward(const Call *call) {
-#pragma omp parallel for schedule(dynamic) num_threads(call->threads)
-    for (int64_t number = 0; number < call->heads * call->batch; number++) Task(*call, number).backward();
+    run<&Task::backward>(*call);
 #pragma omp parallel for num_threads(call->threads)
     for (int64_t distance = 0; distance < call->longest; distance++) add_up(*call, distance);
 }

@@ -1,8 +1,10 @@
 """Span attention in compiled code for a processor: every head computes its own window and no more.
 
-What `processor.cpp` does not know, slots, biases and keys of single heads, plain torch does (`eager.py`).
+What `processor.cpp` does not know plain torch does (`eager.py`): slots, biases, position keys of single
+heads, spans without renormalisation, other numbers than float32, heads that are no multiple of 16 wide, and
+blocks so short that nothing would be gained.
 
-Shapes: as in the package, and N = B x H.
+Shapes: as in the package.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from longspan.kernels.compiler import compiled
@@ -22,6 +24,10 @@ from longspan.kernels.span_attention.mask import soft_mask
 
 SOURCE = Path(__file__).with_name("processor.cpp")
 LANES = 16
+"""Numbers of a vector, where it is widest."""
+
+SHORTEST = 16
+"""Queries of a block."""
 
 
 class _Rows(ctypes.Structure):
@@ -68,10 +74,16 @@ class _Settings(NamedTuple):
         return sum(map(_columns, self.windows))
 
 
-def is_for(q_BHTK: Tensor) -> bool:
-    """Whether it can be done with these queries on this machine."""
-    plain = q_BHTK.device.type == "cpu" and q_BHTK.dtype == torch.float32
-    return plain and q_BHTK.shape[-1] % LANES == 0 and compiled(SOURCE) is not None
+def is_for(q_BHTK: Tensor, *others: Tensor) -> bool:
+    """Whether it can be done with these queries, keys, values and past on this machine."""
+    block, width = q_BHTK.shape[2:]
+    if block < SHORTEST or width % LANES or torch.compiler.is_compiling():
+        return False
+    return all(map(_is_plain, (q_BHTK, *others))) and compiled(SOURCE) is not None
+
+
+def _is_plain(x: Tensor) -> bool:
+    return type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and x.dtype == torch.float32
 
 
 def span_attention(
@@ -89,8 +101,11 @@ def span_attention(
     dropout: float,
 ) -> Tensor:
     """As the package says, of all heads at once; position keys are those that all heads share, [L, K]."""
+    _check(q_BHTK, k_BHTK, v_BHTK, past, windows, position_keys, filled_B, spans_H, first_distance)
+    if spans_H is None:  # nothing hides what is too far: heads of a group look equally far
+        windows = _longest_of_groups(windows, past)
     longest = max(windows)
-    mask_HL = None if spans_H is None else soft_mask(spans_H, ramp, longest)
+    mask_HL = None if spans_H is None else soft_mask(spans_H.to(q_BHTK.dtype), ramp, longest)
     p_LK = None if position_keys is None else position_keys[:longest].to(q_BHTK.dtype).contiguous()
     inputs = (q_BHTK, k_BHTK, v_BHTK, mask_HL, p_LK, *past)
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
@@ -100,6 +115,44 @@ def span_attention(
     with torch.autocast("cpu", enabled=False):
         out_BTHK: Tensor = _SpanAttention.apply(settings, *inputs)  # type: ignore[no-untyped-call]
     return out_BTHK.transpose(1, 2)
+
+
+def _check(
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    past: Sequence[Tensor],
+    windows: Sequence[int],
+    position_keys: Tensor | None,
+    filled_B: Tensor | None,
+    spans_H: Tensor | None,
+    first_distance: int,
+) -> None:
+    """Compiled code reads where it is told to."""
+    batch, heads, _, width = q_BHTK.shape
+    wrong = {
+        "keys": k_BHTK.shape != q_BHTK.shape,
+        "values": v_BHTK.shape != q_BHTK.shape,
+        "windows": len(windows) != heads or min(windows) < 1,
+        "past": sum(kv_BMXK.shape[2] for kv_BMXK in past) != 2 * heads
+        or any((kv_BMXK.shape[0], kv_BMXK.shape[3]) != (batch, width) for kv_BMXK in past),
+        "position_keys": position_keys is not None
+        and (len(position_keys) < max(windows) or position_keys.shape[1] != width),
+        "filled_B": filled_B is not None and filled_B.shape != (batch,),
+        "spans_H": spans_H is not None and spans_H.shape != (heads,),
+    }
+    if any(wrong.values()):
+        raise ValueError(f"{', '.join(name for name in wrong if wrong[name])} do not fit to the queries")
+    if filled_B is not None and first_distance != 0:
+        raise ValueError("with filled_B a query must see itself: first_distance must be 0")
+
+
+def _longest_of_groups(windows: Sequence[int], past: Sequence[Tensor]) -> list[int]:
+    rest, longest = iter(windows), []
+    for kv_BMXK in past:
+        group = [next(rest) for _ in range(kv_BMXK.shape[2] // 2)]
+        longest += [max(group)] * len(group)
+    return longest
 
 
 class _SpanAttention(torch.autograd.Function):
@@ -129,7 +182,7 @@ class _SpanAttention(torch.autograd.Function):
         dq, dk, dv = q_BHTK.new_empty(batch, block, 3 * heads, width).split(heads, dim=2)
         dmask_HL = None if mask_HL is None else torch.empty_like(mask_HL)
         dp_LK = None if p_LK is None else torch.empty_like(p_LK)
-        dpast = [torch.empty_like(kv_BMXK) for kv_BMXK in past]
+        dpast = [_rows_in_one_piece(torch.empty_like(kv_BMXK)) for kv_BMXK in past]
         task_dmask = q_BHTK.new_empty(batch * ctx.settings.columns)
         task_dkeys = None if p_LK is None else q_BHTK.new_empty(batch * ctx.settings.columns, width)
         call = _call(ctx.settings, *inputs, dpast=dpast)
