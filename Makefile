@@ -17,7 +17,7 @@ test: $(VENV)/installed-dev lint
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
-	find src -name '*.cpp' | xargs $(BIN)/clang-format --dry-run --Werror
+	find src -name '*.c[pu]*' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

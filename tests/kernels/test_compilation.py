@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,4 +77,18 @@ def test_every_kernel_compiles(everything: bool, keeps: bool) -> None:
     )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs NVIDIA's compiler")
+@pytest.mark.parametrize("half", ["bf16", "f16"])
+@pytest.mark.parametrize(("band", "first_distance", "drops"), [(128, 1, True), (32, 0, False)])
+def test_kernels_for_short_windows_compile(
+    band: int, first_distance: int, drops: bool, half: str, tmp_path: Path
+) -> None:
+    from longspan.kernels.span_attention import short
+
+    options = short.compiler_options(band, first_distance, drops, half)
+    command = ["nvcc", "-cubin", "-arch=sm_90", *options, "-o", tmp_path / "short.cubin", short._SOURCE]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

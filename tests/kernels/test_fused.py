@@ -32,10 +32,12 @@ from .grouped import (
 )
 
 fused = pytest.importorskip("longspan.kernels.span_attention.fused", reason="needs Triton")
+short = fused.short
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 needs_gpu = pytest.mark.skipif(not GPU, reason="needs a GPU")
+needs_nvrtc = pytest.mark.skipif(not GPU or short._compiler() is None, reason="needs a GPU and NVRTC")
 only_interpreted = pytest.mark.skipif(GPU, reason="Triton's interpreter is for machines without a GPU")
 TOLERANCE = {
     torch.float32: 2e-5,
@@ -154,6 +156,46 @@ LARGE_CASES = {
     ),
     "many slots, many rows": Case(
         windows=((8,) * 8,), reaches=(8,), batch=40, block=70, width=16, num_slots=300, spans=(2.0,) * 8
+    ),
+}
+
+# Whose windows are short, with all that the kernels for them ask for.
+SHORT_CASES = {
+    "one group": Case(
+        windows=((40, 112),),
+        reaches=(112,),
+        block=128,
+        width=64,
+        positions="shared",
+        spans=(5.0, 79.5),
+        ramp=32,
+    ),
+    "groups, and a memory shorter than the windows": Case(
+        windows=((17,), (48, 100)),
+        reaches=(9, 70),
+        block=192,
+        width=64,
+        positions="shared",
+        spans=(3.0, 30.0, 91.25),
+        ramp=3,
+    ),
+    "no memory, sees itself": Case(
+        windows=((1, 49, 65),),
+        reaches=(0,),
+        block=64,
+        width=64,
+        positions="shared",
+        spans=(0.0, 44.0, 60.9),
+        first_distance=0,
+    ),
+    "the longest windows": Case(
+        windows=((8, 160),),
+        reaches=(160,),
+        block=256,
+        width=64,
+        positions="shared",
+        spans=(2.5, 120.0),
+        ramp=32,
     ),
 }
 
@@ -324,6 +366,56 @@ def test_large_cases_on_cuda(case: Case, dtype: torch.dtype) -> None:
     check(case, dtype)
 
 
+@pytest.fixture
+def times_short(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """As many numbers as there were backward passes of the kernels for short windows."""
+    done, backward = [], short.backward
+    monkeypatch.setattr(short, "backward", lambda *given: done.append(1) or backward(*given))
+    return done
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", SHORT_CASES.values(), ids=SHORT_CASES.keys())
+def test_short_windows(case: Case, dtype: torch.dtype, times_short: list[int]) -> None:
+    check(case, dtype)
+    assert times_short
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", SHORT_CASES.values(), ids=SHORT_CASES.keys())
+def test_short_windows_drop_what_the_hash_says(
+    case: Case, dtype: torch.dtype, times_short: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_dropout(case, dtype, monkeypatch)
+    assert times_short
+
+
+@needs_nvrtc
+def test_short_windows_follow_spans(times_short: list[int]) -> None:
+    case = replace(SHORT_CASES["one group"], windows=((112, 112),))
+    own = replace(case, windows=((48, 112),))  # span, ramp of 32 and one more, in steps of 16
+    tensors = tensors_of(case, torch.bfloat16, DEVICE)
+    found = with_gradients(together(fused.span_attention, case, tensors, windows_follow_spans=True), tensors)
+    expected = with_gradients(together(fused.span_attention, own, tensors), tensors)
+    assert len(times_short) == 2
+    assert_near(found, expected, 1e-6)
+
+
+@needs_nvrtc
+def test_a_past_before_short_windows_that_wants_no_gradient(times_short: list[int]) -> None:
+    case = SHORT_CASES["one group"]
+    tensors = tensors_of(case, torch.bfloat16, DEVICE)
+    expected = with_gradients(together(fused.span_attention, case, tensors), tensors)
+    given = tensors | {"past0": tensors["past0"].detach()}
+    wanted = {name: tensor for name, tensor in tensors.items() if name != "past0"}
+    found = with_gradients(together(fused.span_attention, case, given), wanted)
+    assert len(times_short) == 2
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected[name]), name
+
+
 def mixed(x: np.ndarray) -> np.ndarray:
     """The hash of a query's row, of 32 bits: products that wrap around, shifted onto themselves."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
@@ -365,7 +457,8 @@ def dense(case: Case, tensors: dict[str, Tensor], kept: Tensor, dropout: float) 
         q_BTK = tensors["q"][:, head]
         score_BTX = torch.einsum("btk,btwk->btw", q_BTK, k_BTWK)
         score_BTX = score_BTX + q_BTK @ tensors["position_keys"][:window].mT
-        score_BTX = torch.cat([score_BTX, q_BTK @ tensors["slot_k"][head].mT], dim=-1)
+        if case.num_slots:
+            score_BTX = torch.cat([score_BTX, q_BTK @ tensors["slot_k"][head].mT], dim=-1)
         weight_BTX = torch.softmax(score_BTX / math.sqrt(case.width), dim=-1)
         mask_1W = soft_mask(tensors["spans_H"][head : head + 1], case.ramp, window)
         weight_BTX = weight_BTX * torch.nn.functional.pad(mask_1W, (0, case.num_slots), value=1.0)
@@ -374,8 +467,22 @@ def dense(case: Case, tensors: dict[str, Tensor], kept: Tensor, dropout: float) 
         kept_BTX = torch.cat([kept[:, head, :, :window], kept[:, head, :, longest:]], dim=-1)
         weight_BTX = weight_BTX * kept_BTX / (1 - dropout)
         near_BTK = torch.einsum("btw,btwk->btk", weight_BTX[..., :window], v_BTWK)
-        out.append(near_BTK + weight_BTX[..., window:] @ tensors["slot_v"][head])
+        slots_BTK = weight_BTX[..., window:] @ tensors["slot_v"][head] if case.num_slots else 0
+        out.append(near_BTK + slots_BTK)
     return torch.stack(out, dim=1)
+
+
+def check_dropout(case: Case, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed, dropout = 1234567, 0.3
+    monkeypatch.setattr(
+        fused, "new_seed", lambda device: torch.tensor([seed], dtype=torch.int32, device=device)
+    )
+    tensors = tensors_of(case, dtype, DEVICE)
+    exact = in_float64(tensors)
+    kept = kept_BHTX(case, seed, dropout, max(case.flat_windows)).to(DEVICE)
+    expected = with_gradients(dense(case, exact, kept, dropout), exact)
+    found = with_gradients(together(fused.span_attention, case, tensors, dropout=dropout), tensors)
+    assert_near(found, expected, TOLERANCE[dtype])
 
 
 @on_every_machine
@@ -391,16 +498,7 @@ def test_dropout_drops_what_its_hash_says_in_both_passes(
         spans=(4.0, 20.5, 36.0),
         renormalise=renormalise,
     )
-    seed, dropout = 1234567, 0.3
-    monkeypatch.setattr(
-        fused, "new_seed", lambda device: torch.tensor([seed], dtype=torch.int32, device=device)
-    )
-    tensors = tensors_of(case, dtype, DEVICE)
-    exact = in_float64(tensors)
-    kept = kept_BHTX(case, seed, dropout, max(case.flat_windows)).to(DEVICE)
-    expected = with_gradients(dense(case, exact, kept, dropout), exact)
-    found = with_gradients(together(fused.span_attention, case, tensors, dropout=dropout), tensors)
-    assert_near(found, expected, TOLERANCE[dtype])
+    check_dropout(case, dtype, monkeypatch)
 
 
 def weights_seen(dropout: float) -> Tensor:

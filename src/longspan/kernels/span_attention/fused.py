@@ -3,7 +3,7 @@
 Heads come in groups that remember equally far. What a group remembers is one tensor of its keys and values,
 position by position; end to end they are the kernels' `PAST`. The term for the distance is a table, as wide
 for a head as the window of its group (`tables.py`). It is kept for the backward pass, which turns its
-gradient into those of queries and position keys.
+gradient into those of queries and position keys. Where all windows are short (`short.py`) there is no table.
 
 The kernels add the bias of the content to queries as they read them, and sum its gradient in parts. What the
 table is made of, q + v, is written out. Its gradient is that of q too, less what came from the content.
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from longspan.errors import UserError
 from longspan.kernels.hashing import new_seed
+from longspan.kernels.span_attention import short
 from longspan.kernels.span_attention import triton as kernels
 from longspan.kernels.span_attention.queries import biased
 from longspan.kernels.span_attention.tables import (
@@ -63,6 +64,7 @@ class Layout(NamedTuple):
     heads: Tensor
     table: Sizes
     longest_reach: int
+    longest_window: int
 
 
 class Options(NamedTuple):
@@ -73,6 +75,9 @@ class Options(NamedTuple):
     first_distance: int
     dropout: float
     windows_follow_spans: bool
+
+    def for_short(self) -> short.Options:
+        return short.Options(self.ramp, self.first_distance, self.dropout, self.windows_follow_spans)
 
 
 @cache  # for good: a recorded step knows where its tables lie
@@ -95,7 +100,8 @@ def _layout(
             before += columns
         head, past, most = head + size, past + batch * reach * 2 * size, max(most, columns)
     table = Sizes(2 * MARGIN + rows * before, before, most)
-    return Layout(torch.tensor(heads, device=device), table, max(reach for reach, _ in pasts))
+    longest_reach = max(reach for reach, _ in pasts)
+    return Layout(torch.tensor(heads, device=device), table, longest_reach, max(windows))
 
 
 def span_attention(
@@ -178,12 +184,23 @@ class _SpanAttention(torch.autograd.Function):
         batch, heads, block, width = q_BHTK.shape
         past = _end_to_end(pasts_MBXK)
         out_BHTK = _like_rows(q_BHTK)
-        lse_BHT = q_BHTK.new_empty(batch, heads, block, dtype=torch.float32)
         seed = new_seed(q_BHTK.device) if options.dropout > 0 else None
+        ctx.layout, ctx.options = layout, options
+        ctx.past_shapes = [past_MBXK.shape for past_MBXK in pasts_MBXK]
+        keys = None if position_keys is None else position_keys.to(q_BHTK.dtype).contiguous()
+        plain = all(x is None for x in (content_bias_HK, position_bias_HK, slot_k_HPK, filled_B))
+        if keys is not None and spans_H is not None and plain and options.renormalise:
+            given = short.Given(q_BHTK, k_BHTK, v_BHTK, past, keys, layout.heads, spans_H.contiguous(), seed)
+            if short.takes(given, layout.longest_window):
+                lse_BHT = short.forward(given, out_BHTK, layout.longest_window, options.for_short())
+                ctx.save_for_backward(*given, out_BHTK, lse_BHT)
+                ctx.is_short = True
+                return out_BHTK
+        ctx.is_short = False
+        lse_BHT = q_BHTK.new_empty(batch, heads, block, dtype=torch.float32)
         asked = biased(q_BHTK, position_bias_HK)
-        keys = table = None
-        if position_keys is not None:
-            keys = position_keys.to(asked.dtype).contiguous()
+        table = None
+        if keys is not None:
             table = distance_table(asked, keys, layout.heads, layout.table, options.first_distance)
         num_slots = 0 if slot_k_HPK is None else slot_k_HPK.shape[1]
         tile = _tiles("far forward" if _looks_far(layout, heads, num_slots) else "forward", q_BHTK)
@@ -201,12 +218,13 @@ class _SpanAttention(torch.autograd.Function):
             q_BHTK, k_BHTK, v_BHTK, past, content_bias_HK, asked, position_keys, keys, slot_k_HPK, slot_v_HPK,
             spans_H, filled_B, table, out_BHTK, lse_BHT, seed,
         )  # fmt: skip
-        ctx.has_position_bias, ctx.layout, ctx.options = position_bias_HK is not None, layout, options
-        ctx.past_shapes = [past_MBXK.shape for past_MBXK in pasts_MBXK]
+        ctx.has_position_bias = position_bias_HK is not None
         return out_BHTK
 
     @staticmethod
     def backward(ctx: Any, dout_BHTK: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.is_short:
+            return _short_gradients(ctx, _rows_inside(dout_BHTK))
         (
             q_BHTK, k_BHTK, v_BHTK, past, content_bias_HK, asked, position_keys, keys, slot_k_HPK, slot_v_HPK,
             spans_H, filled_B, table, out_BHTK, lse_BHT, seed,
@@ -287,6 +305,21 @@ class _SpanAttention(torch.autograd.Function):
             dq_BHTK, dk_BHTK, dv_BHTK, dcontent_bias_HK, dposition_bias_HK, dposition_keys,
             dslot_k, dslot_v, dspans_H, None, None, None, *_cut(dpast, ctx.past_shapes),
         )  # fmt: skip
+
+
+def _short_gradients(ctx: Any, dout_BHTK: Tensor) -> tuple[Tensor | None, ...]:
+    *saved, out_BHTK, lse_BHT = ctx.saved_tensors
+    given, layout = short.Given(*saved), ctx.layout
+    dqkv_BHTK = _like_rows(given.q_BHTK, 3).chunk(3, dim=1)
+    dpast = torch.empty_like(given.past) if any(ctx.needs_input_grad[-len(ctx.past_shapes) :]) else None
+    sums = short.backward(
+        dout_BHTK, given, out_BHTK, lse_BHT, dqkv_BHTK, dpast,
+        layout.longest_window, layout.longest_reach, ctx.options.for_short(),
+    )  # fmt: skip
+    return (
+        *dqkv_BHTK, None, None, sums.position_keys, None, None, sums.spans_H, None, None, None,
+        *_cut(dpast, ctx.past_shapes),
+    )  # fmt: skip
 
 
 def _looks_far(layout: Layout, heads: int, num_slots: int = 0) -> bool:
