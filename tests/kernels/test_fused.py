@@ -392,6 +392,17 @@ def test_short_windows_drop_what_the_hash_says(
     assert times_short
 
 
+def test_a_gpu_that_nvrtc_does_not_know_is_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(options: list[str]) -> bytes:
+        raise RuntimeError(f"unknown: {options[0]}")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (99, 1))
+    monkeypatch.setattr(short, "_compiler", object)
+    monkeypatch.setattr(short, "_machine_code", refuses)
+    with pytest.warns(UserWarning, match="left to Triton, which takes longer: unknown: .*sm_991"):
+        assert short._compiled.__wrapped__(0, 112, 1, True, "bf16") is None
+
+
 @needs_nvrtc
 def test_short_windows_follow_spans(times_short: list[int]) -> None:
     case = replace(SHORT_CASES["one group"], windows=((112, 112),))

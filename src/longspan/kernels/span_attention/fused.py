@@ -191,7 +191,7 @@ class _SpanAttention(torch.autograd.Function):
         plain = all(x is None for x in (content_bias_HK, position_bias_HK, slot_k_HPK, filled_B))
         if keys is not None and spans_H is not None and plain and options.renormalise:
             given = short.Given(q_BHTK, k_BHTK, v_BHTK, past, keys, layout.heads, spans_H.contiguous(), seed)
-            if short.takes(given, layout.longest_window):
+            if short.takes(given, layout.longest_window, options.for_short()):
                 lse_BHT = short.forward(given, out_BHTK, layout.longest_window, options.for_short())
                 ctx.save_for_backward(*given, out_BHTK, lse_BHT)
                 ctx.is_short = True

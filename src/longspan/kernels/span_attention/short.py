@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -65,7 +66,7 @@ class Given(NamedTuple):
     seed: Tensor | None
 
 
-def takes(given: Given, longest_window: int) -> bool:
+def takes(given: Given, longest_window: int, options: Options) -> bool:
     """Whether there are kernels for these queries, keys, values and position keys."""
     q_BHTK, position_keys = given.q_BHTK, given.position_keys
     batch, heads, block, width = q_BHTK.shape
@@ -76,7 +77,9 @@ def takes(given: Given, longest_window: int) -> bool:
         return False
     gpu = torch.cuda.get_device_properties(q_BHTK.device)
     room = gpu.shared_memory_per_block_optin  # type: ignore[attr-defined]
-    return gpu.major >= 8 and _shared_memory(_band(longest_window)) <= room and _compiler() is not None
+    if gpu.major < 8 or _shared_memory(_band(longest_window)) > room:
+        return False
+    return _kernels(q_BHTK, longest_window, options) is not None
 
 
 def forward(given: Given, out_BHTK: Tensor, longest_window: int, options: Options) -> Tensor:
@@ -84,7 +87,9 @@ def forward(given: Given, out_BHTK: Tensor, longest_window: int, options: Option
     q_BHTK, k_BHTK, v_BHTK, past, position_keys, heads, spans_H, seed = given
     batch, num_heads, block, _ = q_BHTK.shape
     lse_BHT = q_BHTK.new_empty(batch, num_heads, block, dtype=torch.float32)
-    _kernels(q_BHTK, longest_window, options)["forward"](
+    kernels = _kernels(q_BHTK, longest_window, options)
+    assert kernels is not None, "asked before"
+    kernels["forward"](
         (block // TILE, batch * num_heads),
         q_BHTK, k_BHTK, v_BHTK, past, position_keys, out_BHTK, lse_BHT, heads, spans_H, seed,
         *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK),
@@ -119,6 +124,7 @@ def backward(
     batch, num_heads, block, _ = q_BHTK.shape
     sizes = (batch, num_heads, block)
     kernels, band = _kernels(q_BHTK, longest_window, options), _band(longest_window)
+    assert kernels is not None, "asked before"
     gpu = torch.cuda.get_device_properties(q_BHTK.device)
     programs = min(batch * num_heads * block // TILE, PROGRAMS * gpu.multi_processor_count)
     # Of 16 queries and 16 keys the weights, and the gradients of the scores.
@@ -199,7 +205,7 @@ def _cell(argument: Any) -> Any:
     return ctypes.c_int(argument) if isinstance(argument, int) else argument
 
 
-def _kernels(q_BHTK: Tensor, longest_window: int, options: Options) -> dict[str, _Kernel]:
+def _kernels(q_BHTK: Tensor, longest_window: int, options: Options) -> dict[str, _Kernel] | None:
     device = torch.cuda.current_device() if q_BHTK.device.index is None else q_BHTK.device.index
     return _compiled(
         device, _band(longest_window), options.first_distance, options.dropout > 0, HALVES[q_BHTK.dtype]
@@ -207,13 +213,22 @@ def _kernels(q_BHTK: Tensor, longest_window: int, options: Options) -> dict[str,
 
 
 @cache
-def _compiled(device: int, band: int, first_distance: int, drops: bool, half: str) -> dict[str, _Kernel]:
+def _compiled(
+    device: int, band: int, first_distance: int, drops: bool, half: str
+) -> dict[str, _Kernel] | None:
+    """None where there is no NVRTC, or none that can compile for this GPU."""
+    if _compiler() is None:
+        return None
     major, minor = torch.cuda.get_device_capability(device)
     options = compiler_options(band, first_distance, drops, half)
-    code = _machine_code([f"--gpu-architecture=sm_{major}{minor}", *options])
-    module = ctypes.c_void_p()
+    try:
+        code = _machine_code([f"--gpu-architecture=sm_{major}{minor}", *options])
+    except RuntimeError as problem:
+        warnings.warn(f"short windows are left to Triton, which takes longer: {problem}", stacklevel=2)
+        return None
     sizes = {"forward": _shared_memory(band), "query_gradient": _shared_memory(band)}
     sizes |= {"key_gradient": 2 * _rows(band), "sums": 0}
+    module = ctypes.c_void_p()
     _enter(device)
     _check(_cuda().cuModuleLoadData(ctypes.byref(module), code))
     kernels = {}
