@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from longspan.errors import UserError
+from longspan.kernels.span_attention import processor
 from longspan.version import VERSION
 
 _SOURCES = Path(__file__).resolve().parents[3]  # the checkout, if the package runs from one
@@ -30,6 +31,7 @@ def pick_device(name: str) -> torch.device:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Versions, machine and device, as JSON can hold them."""
+    on_processor = "compiled" if device.type == "cpu" and processor.is_here() else "plain torch"
     return {
         "longspan": VERSION,
         "python": platform.python_version(),
@@ -37,6 +39,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "threads": torch.get_num_threads(),
+        "attention": "kernels" if device.type == "cuda" else on_processor,
         "git_commit": git_commit(_SOURCES),
     }
 
@@ -45,7 +48,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What has changed between two environments that may change the last bits of a result."""
     return [
         f"{name} {before[name]} -> {now[name]}"
-        for name in ("torch", "device", "threads")
+        for name in ("torch", "device", "threads", "attention")
         if name in before and before[name] != now[name]
     ]
 

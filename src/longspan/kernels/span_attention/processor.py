@@ -79,7 +79,12 @@ def is_for(q_BHTK: Tensor, *others: Tensor) -> bool:
     block, width = q_BHTK.shape[2:]
     if block < SHORTEST or width % LANES or torch.compiler.is_compiling():
         return False
-    return all(map(_is_plain, (q_BHTK, *others))) and compiled(SOURCE) is not None
+    return all(map(_is_plain, (q_BHTK, *others))) and is_here()
+
+
+def is_here() -> bool:
+    """Whether this machine has it compiled, or can."""
+    return compiled(SOURCE) is not None
 
 
 def _is_plain(x: Tensor) -> bool:
