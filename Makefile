@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CHECKED := src tests benchmarks
+COMPILED := $(wildcard src/longspan/kernels/*/*.cpp src/longspan/kernels/*/*.cu)
 
 .PHONY: train test lint clean
 
@@ -17,7 +18,7 @@ test: $(VENV)/installed-dev lint
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
-	find src -name '*.c[pu]*' | xargs $(BIN)/clang-format --dry-run --Werror
+	$(BIN)/clang-format --dry-run --Werror $(COMPILED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -155,7 +155,7 @@ def _difference(dtype: torch.dtype, allowed: float) -> float:
     ours, padded = (Training(make_model(padded).to(dtype), batch=2) for padded in (False, True))
     worst = 0.0
     for _ in range(4):
-        torch.testing.assert_close(ours.step(), padded.step(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(ours.step(), padded.step(), rtol=1e-5, atol=1e-5)
         for mine, theirs in zip(ours.model.parameters(), padded.model.parameters(), strict=True):
             assert mine.grad is not None
             assert theirs.grad is not None

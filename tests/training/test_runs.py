@@ -227,6 +227,14 @@ def test_the_commit_is_that_of_the_package(tmp_path: Path, monkeypatch: pytest.M
     assert git_commit(tmp_path) is None
 
 
+def test_kernels_are_launched_on_the_device_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device: torch.ones(1))
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    assert current == [torch.device("cuda:1")]
+
+
 def test_devices_by_name() -> None:
     assert pick_device("cpu") == torch.device("cpu")
     for name in ("tpu9", "cuda:99", "", "meta", "hpu"):

@@ -26,12 +26,14 @@ def pick_device(name: str) -> torch.device:
         torch.zeros(1, device=device).item()  # the meta device has no values
     except (RuntimeError, AssertionError, ImportError):
         raise UserError(f"there is no device '{name}' here; use cpu or auto") from None
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # kernels are launched on the current one
     return device
 
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Versions, machine and device, as JSON can hold them."""
-    on_processor = "compiled" if device.type == "cpu" and processor.is_here() else "plain torch"
+    compiled = device.type == "cpu" and processor.is_here()
     return {
         "longspan": VERSION,
         "python": platform.python_version(),
@@ -39,7 +41,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "threads": torch.get_num_threads(),
-        "attention": "kernels" if device.type == "cuda" else on_processor,
+        "attention": "kernels" if device.type == "cuda" else "compiled" if compiled else "plain torch",
         "git_commit": git_commit(_SOURCES),
     }
 

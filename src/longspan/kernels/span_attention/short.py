@@ -71,8 +71,9 @@ def takes(given: Given, longest_window: int, options: Options) -> bool:
     q_BHTK, position_keys = given.q_BHTK, given.position_keys
     batch, heads, block, width = q_BHTK.shape
     fits = q_BHTK.is_cuda and q_BHTK.dtype in HALVES and width == WIDTH and block % TILE == 0
-    fits = fits and position_keys.dim() == 2 and longest_window <= LONGEST and batch * heads < 2**16
-    rows = (q_BHTK, given.k_BHTK, given.v_BHTK, given.past)
+    fits = fits and position_keys.dim() == 2 and longest_window <= LONGEST and 0 < batch * heads < 2**16
+    fits = fits and block > 0 and options.first_distance in (0, 1)
+    rows = (q_BHTK, given.k_BHTK, given.v_BHTK, given.past, position_keys)
     if not fits or torch.version.hip is not None or not all(map(_lies_well, rows)):
         return False
     gpu = torch.cuda.get_device_properties(q_BHTK.device)
@@ -120,7 +121,7 @@ def backward(
     q_BHTK, k_BHTK, v_BHTK, past, position_keys, heads, spans_H, seed = given
     dq_BHTK, dk_BHTK, dv_BHTK = dqkv_BHTK
     if not _lies_well(dout_BHTK):
-        dout_BHTK = dout_BHTK.contiguous()
+        dout_BHTK = dout_BHTK.clone(memory_format=torch.contiguous_format)
     batch, num_heads, block, _ = q_BHTK.shape
     sizes = (batch, num_heads, block)
     kernels, band = _kernels(q_BHTK, longest_window, options), _band(longest_window)
