@@ -183,8 +183,9 @@ def test_what_it_does_not_know_is_left_to_plain_torch(case):
 def test_other_numbers_are_left_to_plain_torch(name):
     tensors = tensors_of(CASES["no memory"], torch.float32)
     others = [tensors[other].bfloat16() if other == name else tensors[other] for other in ("k", "v", "past0")]
-    assert processor.is_for(tensors["q"], *(tensors[other] for other in ("k", "v", "past0")))
-    assert not processor.is_for(tensors["q"], *others)
+    *both, past = others
+    assert processor.takes(tensors["q"], tensors["k"], tensors["v"], [tensors["past0"]], None)
+    assert not processor.takes(tensors["q"], *both, [past], None)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,6 @@ def span_attention(
     all_of_it = first_distance == 0 and min(windows) >= q_BHTK.shape[2]
     if nothing_before and nothing_else and all_of_it and forced_path() is None:
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=True)
-    shared: dict[str, Any] = {"ramp": ramp, "renormalise": renormalise, "first_distance": first_distance}
     heads_together: dict[str, Any] = {
         "past": past,
         "windows": windows,
@@ -123,7 +122,9 @@ def span_attention(
         "filled_B": filled_B,
         "slots": slots,
         "spans_H": spans_H,
-        **shared,
+        "ramp": ramp,
+        "renormalise": renormalise,
+        "first_distance": first_distance,
     }
     fused = _fused_path(q_BHTK, q_BHTK.shape[-1])
     if fused is not None:
@@ -131,16 +132,9 @@ def span_attention(
         return fused.span_attention(q_BHTK, k_BHTK, v_BHTK, **more, **heads_together)
     if q_BHTK.shape[2] == 1 and dropout == 0 and forced_path() is None and not torch.is_grad_enabled():
         return single.span_attention(q_BHTK, k_BHTK, v_BHTK, **heads_together)
-    shared_keys = position_keys is None or position_keys.dim() == 2
-    plain = shared_keys and all(
-        x is None for x in (content_bias_HK, position_bias_HK, position_map_HKE, slots)
-    )
-    if (
-        plain
-        and (renormalise or spans_H is None)
-        and forced_path() is None
-        and processor.is_for(q_BHTK, k_BHTK, v_BHTK, *past)
-    ):
+    unknown = (content_bias_HK, position_bias_HK, position_map_HKE, slots)
+    compiled = (renormalise or spans_H is None) and all(x is None for x in unknown) and forced_path() is None
+    if compiled and processor.takes(q_BHTK, k_BHTK, v_BHTK, past, position_keys):
         return processor.span_attention(
             q_BHTK,
             k_BHTK,
@@ -154,7 +148,27 @@ def span_attention(
             first_distance=first_distance,
             dropout=dropout,
         )
+    return _group_by_group(q_BHTK, k_BHTK, v_BHTK, dropout=dropout, **heads_together)
+
+
+def _group_by_group(
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    *,
+    past: Sequence[Tensor],
+    windows: Sequence[int],
+    position_keys: Tensor | None,
+    content_bias_HK: Tensor | None,
+    position_bias_HK: Tensor | None,
+    position_map_HKE: Tensor | None,
+    slots: tuple[Tensor, Tensor] | None,
+    spans_H: Tensor | None,
+    **shared: Any,
+) -> Tensor:
+    """In plain torch, with the longest window of every group."""
     path = padded if forced_path() == "padded" else eager
+    shared_keys = position_keys is None or position_keys.dim() == 2
     out, start = [], 0
     sizes = [kv_BMXK.shape[2] // 2 for kv_BMXK in past]
     # Split at once: a slice for every group would make gradients of the whole from zeros, and add them up.
@@ -172,10 +186,8 @@ def span_attention(
                 content_bias_HK=_of(content_bias_HK, heads),
                 position_bias_HK=_of(position_bias_HK, heads),
                 position_map_HKE=_of(position_map_HKE, heads),
-                filled_B=filled_B,
                 slots=None if slots is None else (slots[0][heads], slots[1][heads]),
                 spans_H=_of(spans_H, heads),
-                dropout=dropout,
                 **shared,
             )
         )

@@ -74,12 +74,16 @@ class _Settings(NamedTuple):
         return sum(map(_columns, self.windows))
 
 
-def is_for(q_BHTK: Tensor, *others: Tensor) -> bool:
-    """Whether it can be done with these queries, keys, values and past on this machine."""
+def takes(
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, past: Sequence[Tensor], position_keys: Tensor | None
+) -> bool:
+    """Whether it can be done with these queries, keys and values on this machine."""
     block, width = q_BHTK.shape[2:]
     if block < SHORTEST or width % LANES or torch.compiler.is_compiling():
         return False
-    return all(map(_is_plain, (q_BHTK, *others))) and is_here()
+    if position_keys is not None and position_keys.dim() != 2:
+        return False
+    return all(map(_is_plain, (q_BHTK, k_BHTK, v_BHTK, *past))) and is_here()
 
 
 def is_here() -> bool:
