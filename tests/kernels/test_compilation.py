@@ -100,6 +100,6 @@ def test_kernels_for_short_windows_compile(
 ) -> None:
     monkeypatch.setattr(short, "_compiler", nvrtc)
     options = short.compiler_options(band, first_distance, drops, half)
-    code = short._machine_code(["--gpu-architecture=sm_90", *options])
-    for name in ("forward", "query_gradient", "key_gradient", "sums"):
-        assert f"short_{name}".encode() in code
+    for file, names in short.FILES.items():
+        code = short._machine_code(file, ["--gpu-architecture=sm_90", *options])
+        assert all(f"short_{name}".encode() in code for name in names)

@@ -1,4 +1,4 @@
-"""Span attention of heads that all look over a short window, on an NVIDIA GPU: the kernels of short.cu.
+"""Span attention of heads that all look over a short window, on an NVIDIA GPU: the kernels beside this file.
 
 They make the term for the distance themselves, so there is no table of it. NVRTC, which comes with torch,
 compiles them when a window is first asked for; `takes` says what they are for. The rest is for Triton.
@@ -31,9 +31,12 @@ TILE = 64
 PROGRAMS = 2
 """Of the gradient of queries, at a time on a multiprocessor: each of them goes on with further tiles."""
 
+FILES = {"forward.cu": ["forward"], "backward.cu": ["query_gradient", "key_gradient", "sums"]}
+"""With their kernels; `common.cuh` goes before each."""
+
 HALVES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
-_SOURCE = Path(__file__).with_name("short.cu")
+_FOLDER = Path(__file__).parent
 _SHARED_MEMORY = 8  # the attribute of a function that says how much of it there may be
 
 
@@ -223,20 +226,21 @@ def _compiled(
     major, minor = torch.cuda.get_device_capability(device)
     options = compiler_options(band, first_distance, drops, half)
     try:
-        code = _machine_code([f"--gpu-architecture=sm_{major}{minor}", *options])
+        codes = [_machine_code(name, [f"--gpu-architecture=sm_{major}{minor}", *options]) for name in FILES]
     except RuntimeError as problem:
         warnings.warn(f"short windows are left to Triton, which takes longer: {problem}", stacklevel=2)
         return None
     sizes = {"forward": _shared_memory(band), "query_gradient": _shared_memory(band)}
     sizes |= {"key_gradient": 2 * _rows(band), "sums": 0}
-    module = ctypes.c_void_p()
-    _enter(device)
-    _check(_cuda().cuModuleLoadData(ctypes.byref(module), code))
     kernels = {}
-    for name, size in sizes.items():
-        function = ctypes.c_void_p()
-        _check(_cuda().cuModuleGetFunction(ctypes.byref(function), module, f"short_{name}".encode()))
-        kernels[name] = _Kernel(device, function, size)
+    _enter(device)
+    for code, names in zip(codes, FILES.values(), strict=True):
+        module = ctypes.c_void_p()
+        _check(_cuda().cuModuleLoadData(ctypes.byref(module), code))
+        for name in names:
+            function = ctypes.c_void_p()
+            _check(_cuda().cuModuleGetFunction(ctypes.byref(function), module, f"short_{name}".encode()))
+            kernels[name] = _Kernel(device, function, sizes[name])
     return kernels
 
 
@@ -254,18 +258,18 @@ def compiler_options(band: int, first_distance: int, drops: bool, half: str) -> 
     return ["--std=c++17", f"-DIS_{half.upper()}", *(f"-D{name}={value}" for name, value in named.items())]
 
 
-def _machine_code(options: list[str]) -> bytes:
+def _machine_code(file: str, options: list[str]) -> bytes:
     nvrtc, program, size = _compiler(), ctypes.c_void_p(), ctypes.c_size_t()
     assert nvrtc is not None, "asked for before"
     listed = (ctypes.c_char_p * len(options))(*map(str.encode, options))
-    source = _SOURCE.read_bytes()
-    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"short.cu", 0, None, None))
+    source = (_FOLDER / "common.cuh").read_bytes() + (_FOLDER / file).read_bytes()
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, file.encode(), 0, None, None))
     try:
         if nvrtc.nvrtcCompileProgram(program, len(options), listed):
             nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
             log = ctypes.create_string_buffer(size.value)
             nvrtc.nvrtcGetProgramLog(program, log)
-            raise RuntimeError(f"short.cu does not compile:\n{log.value.decode()}")
+            raise RuntimeError(f"{file} does not compile:\n{log.value.decode()}")
         _check(nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)))
         code = ctypes.create_string_buffer(size.value)
         _check(nvrtc.nvrtcGetCUBIN(program, code))
