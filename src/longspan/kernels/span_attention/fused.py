@@ -3,7 +3,11 @@
 Heads come in groups that remember equally far. What a group remembers is one tensor of its keys and values,
 position by position; end to end they are the kernels' `PAST`. The term for the distance is a table, as wide
 for a head as the window of its group (`tables.py`). It is kept for the backward pass, which turns its
-gradient into those of queries and position keys. Where all windows are short (`short.py`) there is no table.
+gradient into those of queries and position keys.
+
+Heads that come before the first long window go to the kernels of `short`, which need no table, and the others
+to Triton. Both write parts of the same tensors, so nobody has to put heads together. Each of the two counts
+its own heads from 0, and drops by a seed of its own.
 
 The kernels add the bias of the content to queries as they read them, and sum its gradient in parts. What the
 table is made of, q + v, is written out. Its gradient is that of q too, less what came from the content.
@@ -80,6 +84,64 @@ class Options(NamedTuple):
         return short.Options(self.ramp, self.first_distance, self.dropout, self.windows_follow_spans)
 
 
+class Part(NamedTuple):
+    """Heads that the same kernels compute: which they are, where their past lies end to end, their layout."""
+
+    heads: slice
+    past: slice
+    layout: Layout
+
+
+class Given(NamedTuple):
+    """What goes in, with all pasts end to end; `keys` are the position keys as kernels read them."""
+
+    q_BHTK: Tensor
+    k_BHTK: Tensor
+    v_BHTK: Tensor
+    past: Tensor
+    content_bias_HK: Tensor | None
+    position_bias_HK: Tensor | None
+    position_keys: Tensor | None
+    keys: Tensor | None
+    slot_k_HPK: Tensor | None
+    slot_v_HPK: Tensor | None
+    spans_H: Tensor | None
+    filled_B: Tensor | None
+
+    def of(self, part: Part) -> Given:
+        """What is of these heads. If they are not all, nobody has biases, slots or position keys alone."""
+        q_BHTK, k_BHTK, v_BHTK = (x_BHTK[:, part.heads] for x_BHTK in self[:3])
+        spans_H = None if self.spans_H is None else self.spans_H[part.heads]
+        return self._replace(
+            q_BHTK=q_BHTK, k_BHTK=k_BHTK, v_BHTK=v_BHTK, past=self.past[part.past], spans_H=spans_H
+        )
+
+    def for_short(self, part: Part, seed: Tensor | None) -> short.Given:
+        own = self.of(part)
+        assert own.keys is not None, "asked before"
+        assert own.spans_H is not None, "asked before"
+        return short.Given(*own[:4], own.keys, part.layout.heads, own.spans_H, seed)
+
+
+class Made(NamedTuple):
+    """What Triton's forward pass leaves for its backward pass."""
+
+    asked_BHTK: Tensor
+    table: Tensor | None
+    lse_BHT: Tensor
+
+
+class Gradients(NamedTuple):
+    """Those that are sums over queries, in the order of what they belong to."""
+
+    content_bias_HK: Tensor | None = None
+    position_bias_HK: Tensor | None = None
+    position_keys: Tensor | None = None
+    slot_k_HPK: Tensor | None = None
+    slot_v_HPK: Tensor | None = None
+    spans_H: Tensor | None = None
+
+
 @cache  # for good: a recorded step knows where its tables lie
 def _layout(
     windows: tuple[int, ...],
@@ -125,14 +187,11 @@ def span_attention(
     windows_follow_spans: bool = False,
 ) -> Tensor:
     """As the door in the package describes it, [B, H, T, K]."""
-    batch, _, block, _ = q_BHTK.shape
     dtype = q_BHTK.dtype
     if any(kv_BMXK.numel() >= 2**31 for kv_BMXK in past):
         raise UserError(
             "the memory of a layer is too large for the kernels: use smaller batches or micro_batches"
         )
-    pasts = tuple((kv_BMXK.shape[1], kv_BMXK.shape[2] // 2) for kv_BMXK in past)
-    layout = _layout(tuple(windows), pasts, batch, block, q_BHTK.device)
     slot_k_HPK, slot_v_HPK = (None, None) if slots is None else (x.to(dtype).contiguous() for x in slots)
     if position_keys is not None and position_map_HKE is not None:
         # Even for few queries: mapped, they are as wide as the model, and tiles of such rows find no room.
@@ -149,9 +208,9 @@ def span_attention(
             position_keys,
             slot_k_HPK,
             slot_v_HPK,
-            None if spans_H is None else spans_H.float(),
+            None if spans_H is None else spans_H.float().contiguous(),
             filled_B,
-            layout,
+            tuple(windows),
             Options(ramp, renormalise, first_distance, dropout, windows_follow_spans),
             *(kv_BMXK.to(dtype).transpose(0, 1).contiguous() for kv_BMXK in past),
         )
@@ -177,149 +236,211 @@ class _SpanAttention(torch.autograd.Function):
         slot_v_HPK: Tensor | None,
         spans_H: Tensor | None,
         filled_B: Tensor | None,
-        layout: Layout,
+        windows: tuple[int, ...],
         options: Options,
         *pasts_MBXK: Tensor,
     ) -> Tensor:
-        batch, heads, block, width = q_BHTK.shape
-        past = _end_to_end(pasts_MBXK)
-        out_BHTK = _like_rows(q_BHTK)
-        seed = new_seed(q_BHTK.device) if options.dropout > 0 else None
-        ctx.layout, ctx.options = layout, options
-        ctx.past_shapes = [past_MBXK.shape for past_MBXK in pasts_MBXK]
-        keys = None if position_keys is None else position_keys.to(q_BHTK.dtype).contiguous()
-        plain = all(x is None for x in (content_bias_HK, position_bias_HK, slot_k_HPK, filled_B))
-        if keys is not None and spans_H is not None and plain and options.renormalise:
-            given = short.Given(q_BHTK, k_BHTK, v_BHTK, past, keys, layout.heads, spans_H.contiguous(), seed)
-            if short.takes(given, layout.longest_window, options.for_short()):
-                lse_BHT = short.forward(given, out_BHTK, layout.longest_window, options.for_short())
-                ctx.save_for_backward(*given, out_BHTK, lse_BHT)
-                ctx.is_short = True
-                return out_BHTK
-        ctx.is_short = False
-        lse_BHT = q_BHTK.new_empty(batch, heads, block, dtype=torch.float32)
-        asked = biased(q_BHTK, position_bias_HK)
-        table = None
-        if keys is not None:
-            table = distance_table(asked, keys, layout.heads, layout.table, options.first_distance)
-        num_slots = 0 if slot_k_HPK is None else slot_k_HPK.shape[1]
-        tile = _tiles("far forward" if _looks_far(layout, heads, num_slots) else "forward", q_BHTK)
-        kernels.forward_kernel[(triton.cdiv(block, tile["BM"]), batch * heads)](
-            q_BHTK, k_BHTK, v_BHTK, past, table, slot_k_HPK, slot_v_HPK, content_bias_HK, out_BHTK, lse_BHT,
-            layout.heads, spans_H, filled_B, seed,
-            *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK),
-            batch, heads, block, num_slots,
-            **_numbers(width, options),
-            **_constants(q_BHTK, position_keys, spans_H, filled_B, options),
-            HAS_SLOTS=slot_k_HPK is not None, WHOLE_SLOTS=_whole_tiles(slot_k_HPK, tile),
-            HAS_BIAS=content_bias_HK is not None, FIRST=options.first_distance, **tile,
+        given = Given(
+            q_BHTK, k_BHTK, v_BHTK, _end_to_end(pasts_MBXK), content_bias_HK, position_bias_HK, position_keys,
+            None if position_keys is None else position_keys.to(q_BHTK.dtype).contiguous(),
+            slot_k_HPK, slot_v_HPK, spans_H, filled_B,
         )  # fmt: skip
-        ctx.save_for_backward(
-            q_BHTK, k_BHTK, v_BHTK, past, content_bias_HK, asked, position_keys, keys, slot_k_HPK, slot_v_HPK,
-            spans_H, filled_B, table, out_BHTK, lse_BHT, seed,
-        )  # fmt: skip
-        ctx.has_position_bias = position_bias_HK is not None
+        near, rest = ctx.parts = _parted(given, pasts_MBXK, windows, options)
+        near_seed, seed = (
+            None if part is None or options.dropout == 0 else new_seed(q_BHTK.device) for part in ctx.parts
+        )
+        out_BHTK, near_lse_BHT = _like_rows(q_BHTK), None
+        made: Sequence[Tensor | None] = [None] * len(Made._fields)
+        if near is not None:
+            near_lse_BHT = short.forward(
+                given.for_short(near, near_seed), out_BHTK[:, near.heads],
+                near.layout.longest_window, options.for_short(),
+            )  # fmt: skip
+        if rest is not None:
+            made = _forward_by_triton(given.of(rest), out_BHTK[:, rest.heads], seed, rest.layout, options)
+        ctx.save_for_backward(out_BHTK, near_lse_BHT, near_seed, seed, *made, *given)
+        ctx.options, ctx.past_shapes = options, [past_MBXK.shape for past_MBXK in pasts_MBXK]
         return out_BHTK
 
     @staticmethod
     def backward(ctx: Any, dout_BHTK: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.is_short:
-            return _short_gradients(ctx, _rows_inside(dout_BHTK))
-        (
-            q_BHTK, k_BHTK, v_BHTK, past, content_bias_HK, asked, position_keys, keys, slot_k_HPK, slot_v_HPK,
-            spans_H, filled_B, table, out_BHTK, lse_BHT, seed,
-        ) = ctx.saved_tensors  # fmt: skip
-        layout, options = ctx.layout, ctx.options
-        batch, heads, block, width = q_BHTK.shape
-        num_slots = 0 if slot_k_HPK is None else slot_k_HPK.shape[1]
+        out_BHTK, near_lse_BHT, near_seed, seed, *saved = ctx.saved_tensors
+        made, given = Made(*saved[: len(Made._fields)]), Given(*saved[len(Made._fields) :])
+        (near, rest), options = ctx.parts, ctx.options
         dout_BHTK = _rows_inside(dout_BHTK)
-        inner_BHT = torch.empty_like(lse_BHT)
-        dtable = None if table is None else torch.empty_like(table)
-        # With dropout, a hash for every weight, small tables of them are sooner kept than made once more.
-        keeps = table is not None and options.dropout > 0 and not _looks_far(layout, heads)
-        weights = torch.empty_like(table) if keeps else None
         # Side by side, as they are projected.
-        dq_BHTK, dk_BHTK, dv_BHTK = _like_rows(q_BHTK, 3).chunk(3, dim=1)
-        wants_past = any(ctx.needs_input_grad[-len(ctx.past_shapes) :])
-        dpast = torch.empty_like(past) if wants_past else None
-        numbers = _numbers(width, options)
-        constants = _constants(q_BHTK, position_keys, spans_H, filled_B, options)
-        tile = _tiles("dropped queries" if options.dropout > 0 else "queries", q_BHTK)
-        query_tiles = triton.cdiv(block, tile["BM"])
-        dspans = q_BHTK.new_empty(heads, batch, query_tiles, dtype=torch.float32)
-        content_q_BHTK, dbiases = q_BHTK, None
-        if content_bias_HK is not None:
-            content_q_BHTK, dbiases = torch.empty_like(out_BHTK), dspans.new_empty(*dspans.shape, width)
-        kernels.query_gradient_kernel[(query_tiles, batch * heads)](
-            q_BHTK, k_BHTK, v_BHTK, past, table, slot_k_HPK, slot_v_HPK, content_bias_HK, out_BHTK, dout_BHTK,
-            lse_BHT, inner_BHT, layout.heads, spans_H, filled_B, seed,
-            dq_BHTK, dtable, weights, dspans, dbiases, content_q_BHTK,
-            *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK, dout_BHTK, dq_BHTK),
-            batch, heads, block, num_slots, **numbers, **constants, **tile,
-            HAS_SLOTS=num_slots > 0, WHOLE_SLOTS=_whole_tiles(slot_k_HPK, tile),
-            HAS_BIAS=dbiases is not None, KEEPS=keeps, FIRST=options.first_distance,
-        )  # fmt: skip
-        tile = _tiles("kept keys" if keeps else "keys", q_BHTK)
-        key_tiles = triton.cdiv(block, tile["BN"])
-        if wants_past:
-            key_tiles += triton.cdiv(layout.longest_reach, tile["BN"])
-        kernels.key_gradient_kernel[(key_tiles, batch * heads)](
-            content_q_BHTK, k_BHTK, v_BHTK, past, table, weights, dtable, dout_BHTK, lse_BHT,
-            inner_BHT, layout.heads, spans_H, filled_B, seed, dk_BHTK, dv_BHTK,
-            past if dpast is None else dpast,
-            *_strides(content_q_BHTK, k_BHTK, v_BHTK, dout_BHTK, dk_BHTK, dv_BHTK),
-            batch, heads, block, **numbers, **constants, **tile,
-            KEEPS=keeps, FIRST=options.first_distance,
-        )  # fmt: skip
-        del weights
-        dslot_k = dslot_v = None
-        if slot_k_HPK is not None and slot_v_HPK is not None:
-            tile = _tiles("slots", q_BHTK)
-            slot_tiles = triton.cdiv(num_slots, tile["BN"])
-            parts = min(batch, max(1, 1024 // (slot_tiles * heads)))
-            lanes = triton.cdiv(batch, parts)
-            parts = triton.cdiv(batch, lanes)
-            sums = q_BHTK.new_empty(2, parts, *slot_k_HPK.shape, dtype=torch.float32)
-            del numbers["ramp"], numbers["slope"]
-            kernels.slot_gradient_kernel[(slot_tiles, heads, parts)](
-                content_q_BHTK, slot_k_HPK, slot_v_HPK, dout_BHTK, lse_BHT, inner_BHT, seed,
-                sums[0], sums[1],
-                *_strides(content_q_BHTK, dout_BHTK),
-                batch, heads, block, num_slots, lanes, **numbers, **tile,
-                **{name: constants[name] for name in SLOT_CONSTANTS},
+        dqkv_BHTK = _like_rows(given.q_BHTK, 3).chunk(3, dim=1)
+        dpast = torch.empty_like(given.past) if any(ctx.needs_input_grad[-len(ctx.past_shapes) :]) else None
+        gradients = Gradients()
+        if rest is not None:
+            gradients = _backward_by_triton(
+                dout_BHTK[:, rest.heads], given.of(rest), made, out_BHTK[:, rest.heads], seed,
+                *_written(rest, dqkv_BHTK, dpast), rest.layout, options,
             )  # fmt: skip
-            dslot_k, dslot_v = sums.sum(1).to(slot_k_HPK.dtype)
-        dposition_keys = None
-        if dtable is not None:
-            dposition_keys = distance_gradients(
-                dtable, asked, keys, layout.heads, layout.table, options.first_distance,
-                scale=numbers["scale"], dasked_BHTK=dq_BHTK, dtype=position_keys.dtype,
+        if near is not None:
+            sums = short.backward(
+                dout_BHTK[:, near.heads], given.for_short(near, near_seed), out_BHTK[:, near.heads],
+                near_lse_BHT, *_written(near, dqkv_BHTK, dpast),
+                near.layout.longest_window, near.layout.longest_reach, options.for_short(),
             )  # fmt: skip
-        dcontent_bias_HK = dposition_bias_HK = None
-        if dbiases is not None:
-            dcontent_bias_HK = dbiases.sum((1, 2))
-            if ctx.has_position_bias:
-                dposition_bias_HK = dq_BHTK.sum((0, 2), dtype=torch.float32) - dcontent_bias_HK
-        dspans_H = None if spans_H is None else dspans.sum((1, 2))
-        return (
-            dq_BHTK, dk_BHTK, dv_BHTK, dcontent_bias_HK, dposition_bias_HK, dposition_keys,
-            dslot_k, dslot_v, dspans_H, None, None, None, *_cut(dpast, ctx.past_shapes),
-        )  # fmt: skip
+            gradients = _with_those_before(gradients, sums)
+        return (*dqkv_BHTK, *gradients, None, None, None, *_cut(dpast, ctx.past_shapes))
 
 
-def _short_gradients(ctx: Any, dout_BHTK: Tensor) -> tuple[Tensor | None, ...]:
-    *saved, out_BHTK, lse_BHT = ctx.saved_tensors
-    given, layout = short.Given(*saved), ctx.layout
-    dqkv_BHTK = _like_rows(given.q_BHTK, 3).chunk(3, dim=1)
-    dpast = torch.empty_like(given.past) if any(ctx.needs_input_grad[-len(ctx.past_shapes) :]) else None
-    sums = short.backward(
-        dout_BHTK, given, out_BHTK, lse_BHT, dqkv_BHTK, dpast,
-        layout.longest_window, layout.longest_reach, ctx.options.for_short(),
+def _parted(
+    given: Given, pasts_MBXK: Sequence[Tensor], windows: tuple[int, ...], options: Options
+) -> tuple[Part | None, Part | None]:
+    """The heads for `short`, whole groups before the first that has a long window, and those for Triton."""
+    batch, _, block, _ = given.q_BHTK.shape
+    reaches, sizes = zip(*((past.shape[0], past.shape[2] // 2) for past in pasts_MBXK), strict=True)
+    numbers = [past_MBXK.numel() for past_MBXK in pasts_MBXK]
+
+    def part(groups: slice) -> Part:
+        heads, past = _run(sizes, groups), _run(numbers, groups)
+        pasts = tuple(zip(reaches[groups], sizes[groups], strict=True))
+        return Part(heads, past, _layout(windows[heads], pasts, batch, block, given.q_BHTK.device))
+
+    more = (given.content_bias_HK, given.position_bias_HK, given.slot_k_HPK, given.filled_B)
+    plain = all(x is None for x in more) and options.renormalise
+    num_short = sum(max(windows[:end]) <= short.LONGEST for end in accumulate(sizes))
+    if num_short and plain and given.keys is not None and given.spans_H is not None:
+        near = part(slice(0, num_short))
+        if short.takes(given.for_short(near, None), near.layout.longest_window, options.for_short()):
+            is_all = num_short == len(sizes)
+            return near, None if is_all else part(slice(num_short, len(sizes)))
+    return None, part(slice(0, len(sizes)))
+
+
+def _run(sizes: Sequence[int], groups: slice) -> slice:
+    """Where these groups begin and end if all lie end to end."""
+    return slice(sum(sizes[: groups.start]), sum(sizes[: groups.stop]))
+
+
+def _written(
+    part: Part, dqkv_BHTK: Sequence[Tensor], dpast: Tensor | None
+) -> tuple[list[Tensor], Tensor | None]:
+    """What these heads write of the gradients of queries, keys and values, and of the past."""
+    return [x_BHTK[:, part.heads] for x_BHTK in dqkv_BHTK], None if dpast is None else dpast[part.past]
+
+
+def _with_those_before(gradients: Gradients, sums: short.Sums) -> Gradients:
+    """With those of the heads before, if there are any others at all."""
+    if gradients.position_keys is None or gradients.spans_H is None:
+        return gradients._replace(position_keys=sums.position_keys, spans_H=sums.spans_H)
+    return gradients._replace(
+        position_keys=gradients.position_keys + sums.position_keys,
+        spans_H=torch.cat([sums.spans_H, gradients.spans_H]),
+    )
+
+
+def _forward_by_triton(
+    given: Given, out_BHTK: Tensor, seed: Tensor | None, layout: Layout, options: Options
+) -> Made:
+    batch, heads, block, width = given.q_BHTK.shape
+    q_BHTK, k_BHTK, v_BHTK, slot_k_HPK = given.q_BHTK, given.k_BHTK, given.v_BHTK, given.slot_k_HPK
+    lse_BHT = q_BHTK.new_empty(batch, heads, block, dtype=torch.float32)
+    asked_BHTK = biased(q_BHTK, given.position_bias_HK)
+    table = None
+    if given.keys is not None:
+        table = distance_table(asked_BHTK, given.keys, layout.heads, layout.table, options.first_distance)
+    num_slots = 0 if slot_k_HPK is None else slot_k_HPK.shape[1]
+    tile = _tiles("far forward" if _looks_far(layout, heads, num_slots) else "forward", q_BHTK)
+    kernels.forward_kernel[(triton.cdiv(block, tile["BM"]), batch * heads)](
+        q_BHTK, k_BHTK, v_BHTK, given.past, table, slot_k_HPK, given.slot_v_HPK, given.content_bias_HK,
+        out_BHTK, lse_BHT, layout.heads, given.spans_H, given.filled_B, seed,
+        *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK),
+        batch, heads, block, num_slots,
+        **_numbers(width, options), **_constants(given, options),
+        HAS_SLOTS=slot_k_HPK is not None, WHOLE_SLOTS=_whole_tiles(slot_k_HPK, tile),
+        HAS_BIAS=given.content_bias_HK is not None, FIRST=options.first_distance, **tile,
     )  # fmt: skip
-    return (
-        *dqkv_BHTK, None, None, sums.position_keys, None, None, sums.spans_H, None, None, None,
-        *_cut(dpast, ctx.past_shapes),
+    return Made(asked_BHTK, table, lse_BHT)
+
+
+def _backward_by_triton(
+    dout_BHTK: Tensor,
+    given: Given,
+    made: Made,
+    out_BHTK: Tensor,
+    seed: Tensor | None,
+    dqkv_BHTK: Sequence[Tensor],
+    dpast: Tensor | None,
+    layout: Layout,
+    options: Options,
+) -> Gradients:
+    """Write the gradients of queries, keys and values, and of the past if it is not None; give the others."""
+    (
+        q_BHTK, k_BHTK, v_BHTK, past, content_bias_HK, position_bias_HK, position_keys, keys,
+        slot_k_HPK, slot_v_HPK, spans_H, filled_B,
+    ) = given  # fmt: skip
+    asked_BHTK, table, lse_BHT = made
+    dq_BHTK, dk_BHTK, dv_BHTK = dqkv_BHTK
+    batch, heads, block, width = q_BHTK.shape
+    num_slots = 0 if slot_k_HPK is None else slot_k_HPK.shape[1]
+    inner_BHT = torch.empty_like(lse_BHT)
+    dtable = None if table is None else torch.empty_like(table)
+    # With dropout, a hash for every weight, small tables of them are sooner kept than made once more.
+    keeps = options.dropout > 0 and not _looks_far(layout, heads)
+    weights = torch.empty_like(table) if keeps and table is not None else None
+    numbers, constants = _numbers(width, options), _constants(given, options)
+    tile = _tiles("dropped queries" if options.dropout > 0 else "queries", q_BHTK)
+    query_tiles = triton.cdiv(block, tile["BM"])
+    dspans = q_BHTK.new_empty(heads, batch, query_tiles, dtype=torch.float32)
+    content_q_BHTK, dbiases = q_BHTK, None
+    if content_bias_HK is not None:
+        content_q_BHTK, dbiases = torch.empty_like(out_BHTK), dspans.new_empty(*dspans.shape, width)
+    kernels.query_gradient_kernel[(query_tiles, batch * heads)](
+        q_BHTK, k_BHTK, v_BHTK, past, table, slot_k_HPK, slot_v_HPK, content_bias_HK, out_BHTK, dout_BHTK,
+        lse_BHT, inner_BHT, layout.heads, spans_H, filled_B, seed,
+        dq_BHTK, dtable, weights, dspans, dbiases, content_q_BHTK,
+        *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK, dout_BHTK, dq_BHTK),
+        batch, heads, block, num_slots, **numbers, **constants, **tile,
+        HAS_SLOTS=num_slots > 0, WHOLE_SLOTS=_whole_tiles(slot_k_HPK, tile),
+        HAS_BIAS=dbiases is not None, KEEPS=weights is not None, FIRST=options.first_distance,
     )  # fmt: skip
+    tile = _tiles("keys" if weights is None else "kept keys", q_BHTK)
+    key_tiles = triton.cdiv(block, tile["BN"])
+    if dpast is not None:
+        key_tiles += triton.cdiv(layout.longest_reach, tile["BN"])
+    kernels.key_gradient_kernel[(key_tiles, batch * heads)](
+        content_q_BHTK, k_BHTK, v_BHTK, past, table, weights, dtable, dout_BHTK, lse_BHT,
+        inner_BHT, layout.heads, spans_H, filled_B, seed, dk_BHTK, dv_BHTK,
+        past if dpast is None else dpast,
+        *_strides(content_q_BHTK, k_BHTK, v_BHTK, dout_BHTK, dk_BHTK, dv_BHTK),
+        batch, heads, block, **numbers, **constants, **tile,
+        KEEPS=weights is not None, FIRST=options.first_distance,
+    )  # fmt: skip
+    del weights
+    dslot_k = dslot_v = None
+    if slot_k_HPK is not None and slot_v_HPK is not None:
+        tile = _tiles("slots", q_BHTK)
+        slot_tiles = triton.cdiv(num_slots, tile["BN"])
+        parts = min(batch, max(1, 1024 // (slot_tiles * heads)))
+        lanes = triton.cdiv(batch, parts)
+        parts = triton.cdiv(batch, lanes)
+        sums = q_BHTK.new_empty(2, parts, *slot_k_HPK.shape, dtype=torch.float32)
+        del numbers["ramp"], numbers["slope"]
+        kernels.slot_gradient_kernel[(slot_tiles, heads, parts)](
+            content_q_BHTK, slot_k_HPK, slot_v_HPK, dout_BHTK, lse_BHT, inner_BHT, seed,
+            sums[0], sums[1],
+            *_strides(content_q_BHTK, dout_BHTK),
+            batch, heads, block, num_slots, lanes, **numbers, **tile,
+            **{name: constants[name] for name in SLOT_CONSTANTS},
+        )  # fmt: skip
+        dslot_k, dslot_v = sums.sum(1).to(slot_k_HPK.dtype)
+    dposition_keys = None
+    if dtable is not None and keys is not None and position_keys is not None:
+        dposition_keys = distance_gradients(
+            dtable, asked_BHTK, keys, layout.heads, layout.table, options.first_distance,
+            scale=numbers["scale"], dasked_BHTK=dq_BHTK, dtype=position_keys.dtype,
+        )  # fmt: skip
+    dcontent_bias_HK = dposition_bias_HK = None
+    if dbiases is not None:
+        dcontent_bias_HK = dbiases.sum((1, 2))
+        if position_bias_HK is not None:
+            dposition_bias_HK = dq_BHTK.sum((0, 2), dtype=torch.float32) - dcontent_bias_HK
+    dspans_H = None if spans_H is None else dspans.sum((1, 2))
+    return Gradients(dcontent_bias_HK, dposition_bias_HK, dposition_keys, dslot_k, dslot_v, dspans_H)
 
 
 def _looks_far(layout: Layout, heads: int, num_slots: int = 0) -> bool:
@@ -368,24 +489,18 @@ def _numbers(width: int, options: Options) -> dict[str, float]:
     }
 
 
-def _constants(
-    q_BHTK: Tensor,
-    position_keys: Tensor | None,
-    spans_H: Tensor | None,
-    filled_B: Tensor | None,
-    options: Options,
-) -> dict[str, Any]:
-    width = q_BHTK.shape[-1]
+def _constants(given: Given, options: Options) -> dict[str, Any]:
+    width = given.q_BHTK.shape[-1]
     return {
         "WIDTH": width,
         "BK": max(16, triton.next_power_of_2(width)),
-        "HAS_POSITIONS": position_keys is not None,
-        "HAS_SPANS": spans_H is not None,
+        "HAS_POSITIONS": given.keys is not None,
+        "HAS_SPANS": given.spans_H is not None,
         "RENORMALISE": options.renormalise,
-        "FOLLOWS": options.windows_follow_spans and spans_H is not None,
-        "HAS_FILLED": filled_B is not None,
+        "FOLLOWS": options.windows_follow_spans and given.spans_H is not None,
+        "HAS_FILLED": given.filled_B is not None,
         "HAS_DROPOUT": options.dropout > 0,
-        "PRECISION": "ieee" if q_BHTK.dtype == torch.float32 else "tf32",
+        "PRECISION": "ieee" if given.q_BHTK.dtype == torch.float32 else "tf32",
     }
 
 

@@ -28,6 +28,12 @@ LONGEST = 160
 TILE = 64
 """Queries, or keys, of a program."""
 
+STEP = 128
+"""Queries of a program of the forward pass, which goes on with further ones of the same text and head."""
+
+BATCH = 32
+"""Rows that it loads at once."""
+
 PROGRAMS = 2
 """Of the gradient of queries, at a time on a multiprocessor: each of them goes on with further tiles."""
 
@@ -81,7 +87,8 @@ def takes(given: Given, longest_window: int, options: Options) -> bool:
         return False
     gpu = torch.cuda.get_device_properties(q_BHTK.device)
     room = gpu.shared_memory_per_block_optin  # type: ignore[attr-defined]
-    if gpu.major < 8 or _shared_memory(_band(longest_window)) > room:
+    band = _band(longest_window)
+    if gpu.major < 8 or max(_shared_memory(band), _forward_shared_memory(band, gpu)) > room:
         return False
     return _kernels(q_BHTK, longest_window, options) is not None
 
@@ -91,15 +98,31 @@ def forward(given: Given, out_BHTK: Tensor, longest_window: int, options: Option
     q_BHTK, k_BHTK, v_BHTK, past, position_keys, heads, spans_H, seed = given
     batch, num_heads, block, _ = q_BHTK.shape
     lse_BHT = q_BHTK.new_empty(batch, num_heads, block, dtype=torch.float32)
-    kernels = _kernels(q_BHTK, longest_window, options)
+    kernels, band = _kernels(q_BHTK, longest_window, options), _band(longest_window)
     assert kernels is not None, "asked before"
+    gpu = torch.cuda.get_device_properties(q_BHTK.device)
+    steps = _steps(batch * num_heads, -(-block // STEP), 2 * gpu.multi_processor_count)
     kernels["forward"](
-        (block // TILE, batch * num_heads),
+        (-(-block // (steps * STEP)), batch, num_heads),
         q_BHTK, k_BHTK, v_BHTK, past, position_keys, out_BHTK, lse_BHT, heads, spans_H, seed,
         *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK),
-        batch, num_heads, block, len(position_keys), options.windows_follow_spans, *options.numbers(),
+        num_heads, block, len(position_keys), _ring(band, gpu), steps,
+        options.windows_follow_spans, *options.numbers(),
     )  # fmt: skip
     return lse_BHT
+
+
+@cache
+def _steps(texts: int, steps: int, programs: int) -> int:
+    """How many steps of a text a program of the forward pass takes, if so many programs run at a time.
+
+    It takes as long as they do, and about one more for the keys and values before them.
+    """
+
+    def duration(taken: int) -> int:
+        return -(-texts * -(-steps // taken) // programs) * (taken + 1)
+
+    return min(range(1, steps + 1), key=duration)
 
 
 class Sums(NamedTuple):
@@ -185,9 +208,31 @@ def _rows(band: int) -> int:
     return (band + TILE - 16) * 128
 
 
+def _ring(band: int, gpu: Any) -> int:
+    """Rows of keys, and of values, that a program of the forward pass keeps.
+
+    It needs those that a step sees. More are loaded ahead, while two programs find room on a multiprocessor.
+    """
+    room = (gpu.shared_memory_per_multiprocessor // 2 - 1024 - _beside_ring(band)) // (2 * 128)
+    least, most = -(-(band - 16 + STEP) // BATCH), (band - 16 + 2 * STEP) // BATCH
+    return max(least, min(room // BATCH, most)) * BATCH
+
+
+def _beside_ring(band: int) -> int:
+    """Bytes of what else lies there, as forward.cu says: notes, position keys, queries of every warp and, if
+    there is room beside them, its distances."""
+    distances = 1136 if band <= 144 else 0
+    return 128 + band * 128 + STEP // 16 * (16 * 128 + distances)
+
+
+def _forward_shared_memory(band: int, gpu: Any) -> int:
+    return _beside_ring(band) + 2 * _ring(band, gpu) * 128
+
+
 class _Kernel:
-    def __init__(self, device: int, function: ctypes.c_void_p, shared_memory: int) -> None:
-        self.device, self.function, self.shared_memory = device, function, shared_memory
+    def __init__(self, device: int, function: ctypes.c_void_p, threads: int, shared_memory: int) -> None:
+        self.device, self.function = device, function
+        self.threads, self.shared_memory = threads, shared_memory
         _check(_cuda().cuFuncSetAttribute(function, _SHARED_MEMORY, shared_memory))
 
     def __call__(self, grid: tuple[int, ...], *arguments: Any) -> None:
@@ -198,7 +243,7 @@ class _Kernel:
         blocks = (*grid, 1, 1)[:3]
         _check(
             _cuda().cuLaunchKernel(
-                self.function, *blocks, 2 * TILE, 1, 1, self.shared_memory, stream, places, None
+                self.function, *blocks, self.threads, 1, 1, self.shared_memory, stream, places, None
             )
         )
 
@@ -230,7 +275,8 @@ def _compiled(
     except RuntimeError as problem:
         warnings.warn(f"short windows are left to Triton, which takes longer: {problem}", stacklevel=2)
         return None
-    sizes = {"forward": _shared_memory(band), "query_gradient": _shared_memory(band)}
+    gpu = torch.cuda.get_device_properties(device)
+    sizes = {"forward": _forward_shared_memory(band, gpu), "query_gradient": _shared_memory(band)}
     sizes |= {"key_gradient": 2 * _rows(band), "sums": 0}
     kernels = {}
     _enter(device)
@@ -240,7 +286,8 @@ def _compiled(
         for name in names:
             function = ctypes.c_void_p()
             _check(_cuda().cuModuleGetFunction(ctypes.byref(function), module, f"short_{name}".encode()))
-            kernels[name] = _Kernel(device, function, sizes[name])
+            threads = 2 * (STEP if name == "forward" else TILE)
+            kernels[name] = _Kernel(device, function, threads, sizes[name])
     return kernels
 
 

@@ -140,7 +140,8 @@ __device__ __forceinline__ Head head_of(const i64 *heads, const float *spans, in
     head.window = (int)head.table[0];
     head.reach = (int)head.table[1];
     head.edge = spans[h] + (FIRST + ramp);
-    if (follows) head.window = min(head.window, ((int)ceilf(head.edge) - FIRST + 1 + 15) / 16 * 16);
+    // No further than where the soft mask ends, which still passes a gradient to the span.
+    if (follows) head.window = min(head.window, (int)floorf(head.edge) - FIRST + 1);
     head.skipped = max(0, NI - head.window) / 16;  // pieces of 16 columns that no row sees
     return head;
 }
