@@ -1,4 +1,4 @@
-"""Span attention of heads that all look over a short window, on an NVIDIA GPU: the kernels beside this file.
+"""Span attention of heads that look over a short window, on an NVIDIA GPU: the kernels beside this file.
 
 They make the term for the distance themselves, so there is no table of it. NVRTC, which comes with torch,
 compiles them when a window is first asked for; `takes` says what they are for. The rest is for Triton.

@@ -1,3 +1,164 @@
+// Gradients of attention over short windows, in two passes and a sum.
+//
+// The first has tiles of 64 queries. It makes the weights once more, the gradients of the scores, and from
+// them those of queries, spans and position keys. Both it leaves behind, turned: weights and gradients of 16
+// queries and 16 keys as the left side of a product. In the second pass programs have tiles of keys, and for
+// those of keys and values there are only products to be made. Programs sum up position keys and spans apart;
+// the last kernel adds these sums.
+//
+// q . p_i is made for all i of a row and put into shared memory, from where it is read askew; the gradient of
+// the score is put in its place.
+
+#define WARPS 4
+#define THREADS (32 * WARPS)
+#define TILE (16 * WARPS)      // queries, or keys, of a program
+#define ROWS (NB + TILE - 16)  // keys that its queries see
+#define STRIDE (NI + 8)        // numbers of a row of distances in shared memory
+#define WARP_DISTANCES ((16 * STRIDE * 2 < 32 * ROW_BYTES ? 32 * ROW_BYTES : 16 * STRIDE * 2) + 64)
+
+// ---- instructions ----
+
+__device__ __forceinline__ u32 turned(u32 x) {
+    u32 y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(y) : "r"(x));
+    return y;
+}
+__device__ __forceinline__ u16 shared16(u32 at) {
+    u16 x;
+    asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(x) : "r"(at) : "memory");
+    return x;
+}
+__device__ __forceinline__ void to_shared16(u32 at, u16 x) {
+    asm volatile("st.shared.u16 [%0], %1;\n" ::"r"(at), "h"(x) : "memory");
+}
+
+// ---- what a head looks at ----
+
+struct Head {
+    int window, reach, skipped;
+    float edge;
+    const i64 *table;
+};
+
+__device__ __forceinline__ Head head_of(const i64 *heads, const float *spans, int h, float ramp,
+                                        int follows) {
+    Head head;
+    head.table = heads + h * 8;
+    head.window = (int)head.table[0];
+    head.reach = (int)head.table[1];
+    head.edge = spans[h] + (FIRST + ramp);
+    // No further than where the soft mask ends, which still passes a gradient to the span.
+    if (follows) head.window = min(head.window, (int)floorf(head.edge) - FIRST + 1);
+    head.skipped = max(0, NI - head.window) / 16;  // pieces of 16 columns that no row sees
+    return head;
+}
+
+// Rows `begin` .. `end` of a tile whose row 0 is at position `first`; zeros for those that are not there.
+template <bool PERMUTED>
+__device__ __forceinline__ void load_rows(u32 to, const u16 *block, i64 step, const u16 *past, i64 past_step,
+                                          int first, int begin, int end, int reach, int T) {
+    int n = begin + (threadIdx.x >> 3), piece = threadIdx.x & 7;
+    to += n * ROW_BYTES + ((piece ^ swizzle<PERMUTED>(n)) << 4);
+    const int in_block = min(end, T - first);
+    if (first + begin < 0) {
+        const u16 *from = past + (first + n) * past_step + piece * 8;
+        past_step *= THREADS / 8;
+        for (; first + n < 0 && n < end; n += THREADS / 8, to += THREADS / 8 * ROW_BYTES, from += past_step) {
+            const bool there = first + n >= -reach;
+            copy16(to, there ? from : block, there);
+        }
+    }
+    const u16 *from = block + (first + n) * step + piece * 8;
+    step *= THREADS / 8;
+#pragma unroll 4
+    for (; n < in_block; n += THREADS / 8, to += THREADS / 8 * ROW_BYTES, from += step)
+        copy16(to, from, true);
+    for (; n < end; n += THREADS / 8, to += THREADS / 8 * ROW_BYTES) copy16(to, block, false);
+}
+
+__device__ __forceinline__ void load_keys_or_values(u32 to, const u16 *block, const u16 *past,
+                                                    const Head &head, int b, int h, int which, i64 s_b,
+                                                    i64 s_h, i64 s_t, int first, int T) {
+    const i64 past_step = head.table[5] * 64;
+    load_rows<true>(to, block + b * s_b + h * s_h, s_t,
+                    past + (b * head.table[4] + head.table[2 + which]) * 64 + head.reach * past_step,
+                    past_step, first, 16 * head.skipped, ROWS, head.reach, T);
+}
+
+__device__ __forceinline__ void load_position_keys(u32 to, const u16 *P, int length) {
+    load_rows<false>(to, P, 64, P, 64, 0, 0, NI, 0, length);
+}
+
+// 16 rows of this warp to or from shared memory.
+__device__ __forceinline__ void load_own(u32 to, const u16 *rows, i64 step) {
+    const int lane = threadIdx.x & 31, piece = lane & 7;
+#pragma unroll
+    for (int row = lane >> 3; row < 16; row += 4)
+        copy16(to + row * ROW_BYTES + ((piece ^ (row & 7)) << 4), rows + row * step + piece * 8, true);
+}
+__device__ __forceinline__ void left_side(u32 (&a)[4][4], u32 from) {
+    const int row = threadIdx.x & 15, piece = (threadIdx.x >> 4) & 1;
+#pragma unroll
+    for (int k = 0; k < 4; k++) load4(a[k], from + row * ROW_BYTES + (((2 * k + piece) ^ (row & 7)) << 4));
+}
+// Sums of products, by shared memory into rows of their own or, if PERMUTED, of keys; no row before `first`.
+template <bool PERMUTED>
+__device__ __forceinline__ void store_own(u32 own, u16 *rows, i64 step, const float (&x)[8][4], float low,
+                                          float high, int first) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3, piece = lane & 7;
+#pragma unroll
+    for (int y = 0; y < 2; y++) {
+        const int row = PERMUTED ? 4 * (g >> 1) + (g & 1) + 2 * y : g + 8 * y;
+        const float factor = y ? high : low;
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+            to_shared32(own + row * ROW_BYTES + ((n ^ (row & 7)) << 4) + q * 4,
+                        both(x[n][2 * y] * factor, x[n][2 * y + 1] * factor));
+    }
+    __syncwarp();
+#pragma unroll
+    for (int row = lane >> 3; row < 16; row += 4)
+        if (row >= first)
+            *(uint4 *)(rows + row * step + piece * 8) =
+                shared128(own + row * ROW_BYTES + ((piece ^ (row & 7)) << 4));
+}
+
+// q . p_i for all i below `window`, into this warp's rows of distances.
+__device__ __forceinline__ void make_distances(u32 own, u32 keys, const u32 (&a)[4][4], int window) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+    u32 at = keys + (lane & 7) * ROW_BYTES + (((lane >> 3) ^ (lane & 7)) << 4);
+    u32 to = own + (g * STRIDE + 2 * q) * 2;
+#pragma unroll 1
+    for (int i = 0; i < window; i += 16, at += 16 * ROW_BYTES, to += 32) {
+        float c[2][4] = {};
+        u32 x[2][4], y[2][4];
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            load4(x[n], at + n * 8 * ROW_BYTES);
+            load4(y[n], (at ^ 64) + n * 8 * ROW_BYTES);
+        }
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+#pragma unroll
+            for (int n = 0; n < 2; n++) product(c[n], a[k], x[n][2 * k], x[n][2 * k + 1]);
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+#pragma unroll
+            for (int n = 0; n < 2; n++) product(c[n], a[2 + k], y[n][2 * k], y[n][2 * k + 1]);
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            to_shared32(to + n * 16, both(c[n][0], c[n][1]));
+            to_shared32(to + n * 16 + 8 * STRIDE * 2, both(c[n][2], c[n][3]));
+        }
+    }
+    __syncwarp();
+}
+
+// Of 16 rows that lie as they come.
+__device__ __forceinline__ u32 of_turned_rows(u32 base) {
+    const int lane = threadIdx.x & 31, n = lane & 7, row = n + 8 * ((lane >> 3) & 1);
+    return base + row * ROW_BYTES + (((lane >> 4) ^ n) << 4);
+}
 
 // What a thread's rows g and g + 8 have in common over all pieces of 16 keys.
 struct Band {
@@ -62,7 +223,8 @@ __device__ __forceinline__ void query_piece(int m, float (&dq)[8][4], float &dsp
             const int c = 2 * x + (e & 1), y = e >> 1;
             float share = power2(s[x][e] * scale2 - lse[y]);
             if (!INSIDE) share = (u32)(i0 + y * 8 - c) < (u32)window ? share : 0.0f;
-            const bool kept = DROPS ? is_kept(band.row_key[y], j0 + c, threshold) : true;
+            const bool kept =
+                DROPS ? is_kept((band.row_key[y] ^ (u32)(j0 + c)) * HASH_FACTOR, threshold) : true;
             float d = DROPS ? fmaf(dw[x][e], keep_scale, -inner[y]) : dw[x][e] - inner[y];
             if (DROPS) d = kept ? d : -inner[y];
             w[e] = share;

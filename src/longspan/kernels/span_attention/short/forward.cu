@@ -1,5 +1,4 @@
-
-// ---- forward ----
+// Attention over short windows, without a table of distances.
 //
 // A program goes along a text's head, 128 queries at a step. Keys and values lie in a ring of rows, so that a
 // step loads only those that are new: row n, before it wraps around, is the n-th position that the program
@@ -19,7 +18,6 @@
 // Queries of the next step come while this one is computed, if there is room for them beside the distances.
 #define EARLY (NB <= 144)
 #define DISTANCE_BYTES 1136
-#define HASH_FACTOR 0x7FEB352Du
 // Above it weights may be infinite.
 #ifdef IS_BF16
 #define LARGEST_SUM 1e30f
@@ -262,6 +260,11 @@ __device__ __forceinline__ void take_distances(float (&s)[2][4], const Distances
 
 // ---- scores and weights ----
 
+__device__ __forceinline__ float most_of_four(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
 // A warp's 16 queries, and what a thread's rows g and g + 8 have in common over all pieces.
 struct Queries {
     u32 a[4][4];
@@ -285,12 +288,6 @@ __device__ __forceinline__ void add_scores(float (&c)[2][4], const u32 (&a)[4][4
     for (int k = 0; k < 2; k++)
 #pragma unroll
         for (int n = 0; n < 2; n++) product(c[n], a[FROM + k], x[n][2 * k], x[n][2 * k + 1]);
-}
-
-// What `is_kept` says, from the product that it begins with.
-__device__ __forceinline__ bool is_kept_by(u32 x, u32 threshold) {
-    x ^= x >> 15;
-    return x * 0x846CA68Bu >= threshold;
 }
 
 template <int PIECES>
@@ -407,8 +404,8 @@ __device__ __forceinline__ void step_pieces(int m, Sums &sums, Distances &distan
 #pragma unroll
                 for (int x = 0; x < 2; x++, product += queries.key_steps[2 + y]) {
                     float *u = s[p][x] + 2 * y;
-                    u[0] = is_kept_by(product, threshold) ? u[0] : 0.0f;
-                    u[1] = is_kept_by(product + queries.key_steps[y], threshold) ? u[1] : 0.0f;
+                    u[0] = is_kept(product, threshold) ? u[0] : 0.0f;
+                    u[1] = is_kept(product + queries.key_steps[y], threshold) ? u[1] : 0.0f;
                 }
             }
         }
