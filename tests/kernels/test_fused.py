@@ -493,6 +493,17 @@ def test_short_windows_drop_what_the_hash_says(
 
 @needs_nvrtc
 @halves
+@pytest.mark.parametrize("name", ["one group", "the longest windows", "a long block"])
+def test_short_windows_where_a_program_takes_a_whole_text(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = SHORT_CASES[name]
+    monkeypatch.setattr(short, "_steps", lambda texts, steps, programs: steps)
+    check(replace(case, block=max(case.block, 704)), dtype)
+
+
+@needs_nvrtc
+@halves
 @pytest.mark.parametrize(("case", "num_short"), MIXED_CASES.values(), ids=MIXED_CASES.keys())
 def test_mixed_windows(
     case: Case, num_short: int, dtype: torch.dtype, heads_by: dict[str, list[int]]

@@ -8,7 +8,8 @@ import pytest
 
 from longspan.kernels.span_attention import short
 
-H200 = SimpleNamespace(shared_memory_per_multiprocessor=228 * 1024, shared_memory_per_block_optin=227 * 1024)
+H200 = SimpleNamespace(shared_memory_per_multiprocessor=228 * 1024, multi_processor_count=132)
+A100 = SimpleNamespace(shared_memory_per_multiprocessor=164 * 1024, multi_processor_count=108)
 BANDS = range(32, short.LONGEST + 32, 16)
 
 
@@ -32,8 +33,12 @@ def test_two_programs_of_the_forward_pass_find_room_on_a_multiprocessor(band: in
     ring = short._ring(band, H200)
     assert ring % short.BATCH == 0
     assert ring >= band - 16 + short.STEP, "what a step sees"
-    each = short._forward_shared_memory(band, H200) + 1024
-    assert 2 * each <= H200.shared_memory_per_multiprocessor
+    assert short._programs_at_a_time(band, H200) == 264
+
+
+def test_where_there_is_room_for_one_program_only_it_takes_more() -> None:
+    assert short._programs_at_a_time(48, A100) == 216
+    assert short._programs_at_a_time(128, A100) == 108
 
 
 @pytest.mark.parametrize("band", BANDS)

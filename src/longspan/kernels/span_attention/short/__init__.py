@@ -26,7 +26,7 @@ LONGEST = 160
 """The longest window that was measured."""
 
 TILE = 64
-"""Queries, or keys, of a program."""
+"""Queries, or keys, of a program of the gradients."""
 
 STEP = 128
 """Queries of a program of the forward pass, which goes on with further ones of the same text and head."""
@@ -88,7 +88,7 @@ def takes(given: Given, longest_window: int, options: Options) -> bool:
     gpu = torch.cuda.get_device_properties(q_BHTK.device)
     room = gpu.shared_memory_per_block_optin  # type: ignore[attr-defined]
     band = _band(longest_window)
-    if gpu.major < 8 or max(_shared_memory(band), _forward_shared_memory(band, gpu)) > room:
+    if gpu.major < 8 or max(_query_shared_memory(band), _forward_shared_memory(band, gpu)) > room:
         return False
     return _kernels(q_BHTK, longest_window, options) is not None
 
@@ -101,7 +101,7 @@ def forward(given: Given, out_BHTK: Tensor, longest_window: int, options: Option
     kernels, band = _kernels(q_BHTK, longest_window, options), _band(longest_window)
     assert kernels is not None, "asked before"
     gpu = torch.cuda.get_device_properties(q_BHTK.device)
-    steps = _steps(batch * num_heads, -(-block // STEP), 2 * gpu.multi_processor_count)
+    steps = _steps(batch * num_heads, -(-block // STEP), _programs_at_a_time(band, gpu))
     kernels["forward"](
         (-(-block // (steps * STEP)), batch, num_heads),
         q_BHTK, k_BHTK, v_BHTK, past, position_keys, out_BHTK, lse_BHT, heads, spans_H, seed,
@@ -197,8 +197,8 @@ def _band(longest_window: int) -> int:
     return -(-longest_window // 16) * 16 + 16
 
 
-def _shared_memory(band: int) -> int:
-    """Bytes of the largest programs: keys, values, position keys, and the distances of four warps."""
+def _query_shared_memory(band: int) -> int:
+    """Bytes of a program of the queries' gradient: keys, values, position keys, distances of four warps."""
     distances = max(16 * (band - 8) * 2, 32 * 128) + 64
     return 2 * _rows(band) + (band - 16) * 128 + 4 * distances
 
@@ -227,6 +227,12 @@ def _beside_ring(band: int) -> int:
 
 def _forward_shared_memory(band: int, gpu: Any) -> int:
     return _beside_ring(band) + 2 * _ring(band, gpu) * 128
+
+
+def _programs_at_a_time(band: int, gpu: Any) -> int:
+    """Of the forward pass: two on a multiprocessor, if it has room for them."""
+    each = _forward_shared_memory(band, gpu) + 1024
+    return (2 if 2 * each <= gpu.shared_memory_per_multiprocessor else 1) * int(gpu.multi_processor_count)
 
 
 class _Kernel:
@@ -276,7 +282,7 @@ def _compiled(
         warnings.warn(f"short windows are left to Triton, which takes longer: {problem}", stacklevel=2)
         return None
     gpu = torch.cuda.get_device_properties(device)
-    sizes = {"forward": _forward_shared_memory(band, gpu), "query_gradient": _shared_memory(band)}
+    sizes = {"forward": _forward_shared_memory(band, gpu), "query_gradient": _query_shared_memory(band)}
     sizes |= {"key_gradient": 2 * _rows(band), "sums": 0}
     kernels = {}
     _enter(device)

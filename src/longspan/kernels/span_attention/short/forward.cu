@@ -18,7 +18,7 @@
 // Queries of the next step come while this one is computed, if there is room for them beside the distances.
 #define EARLY (NB <= 144)
 #define DISTANCE_BYTES 1136
-// Above it weights may be infinite.
+// Above it weights, or their sums with values, may be infinite.
 #ifdef IS_BF16
 #define LARGEST_SUM 1e30f
 #else
@@ -238,7 +238,7 @@ __device__ __forceinline__ void put_distances(Distances &to, const float (&c)[2]
 #pragma unroll
     for (int e = 0; e < 2; e++) {
         to_shared32(TURNED ? to.to_turned[e] : to.to - 4 * e, both(c[0][e], c[1][2 + e]));
-        to_shared32(to.to - 4 * e + (TURNED ? 32 : -32), both(c[1][e], to.left[e]));
+        to_shared32(to.to - 4 * e + (TURNED ? 32 : 0u - 32), both(c[1][e], to.left[e]));
         to.left[e] = c[0][2 + e];
     }
 }
@@ -269,9 +269,9 @@ __device__ __forceinline__ float most_of_four(float x) {
 struct Queries {
     u32 a[4][4];
     int j0;            // the position of the thread's first column
-    float far;         // the mask of row g there, not yet between 0 and 1
+    float far;         // how far inside the soft edge row g is there
     u32 row_key[2];    // for dropout
-    u32 key_steps[4];  // from the product of a column to that of the next, and of the next but one
+    u32 key_steps[4];  // from the hash of a column to that of the next, and of the next but one
 };
 
 struct Sums {
@@ -381,14 +381,14 @@ __device__ __forceinline__ void step_pieces(int m, Sums &sums, Distances &distan
 #pragma unroll
         for (int y = 0; y < 2; y++) {
             total[y] *= EPS;  // of weights with a mask of 1 that is lost in rounding
-            const float far = queries.far + (float)(16 * m - 8 * y) * slope;
+            const float far = queries.far + (float)(16 * m - 8 * y);
 #pragma unroll
             for (int p = 0; p < PIECES; p++)
 #pragma unroll
                 for (int x = 0; x < 2; x++)
 #pragma unroll
                     for (int e = 2 * y; e < 2 * y + 2; e++) {
-                        s[p][x][e] *= __saturatef((float)(16 * p + 2 * x + (e & 1)) * slope + far);
+                        s[p][x][e] *= __saturatef(((float)(16 * p + 2 * x + (e & 1)) + far) * slope);
                         total[y] += s[p][x][e];
                     }
         }
@@ -400,12 +400,12 @@ __device__ __forceinline__ void step_pieces(int m, Sums &sums, Distances &distan
         if (DROPS) {
 #pragma unroll
             for (int y = 0; y < 2; y++) {
-                u32 product = (queries.row_key[y] ^ (u32)(queries.j0 + 16 * (m + p))) * HASH_FACTOR;
+                u32 hash = (queries.row_key[y] ^ (u32)(queries.j0 + 16 * (m + p))) * HASH_FACTOR;
 #pragma unroll
-                for (int x = 0; x < 2; x++, product += queries.key_steps[2 + y]) {
+                for (int x = 0; x < 2; x++, hash += queries.key_steps[2 + y]) {
                     float *u = s[p][x] + 2 * y;
-                    u[0] = is_kept(product, threshold) ? u[0] : 0.0f;
-                    u[1] = is_kept(product + queries.key_steps[y], threshold) ? u[1] : 0.0f;
+                    u[0] = is_kept(hash, threshold) ? u[0] : 0.0f;
+                    u[1] = is_kept(hash + queries.key_steps[y], threshold) ? u[1] : 0.0f;
                 }
             }
         }
@@ -520,7 +520,7 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS, 2)
                              shared_pointer(notes + NOTE_QUERIES) + (i64)(t_warp + STEP) * (int)q_t,
                              (int)q_t);
             queries.j0 = t_warp - NI + 4 * q;
-            queries.far = (__int_as_float(shared32(notes + NOTE_EDGE)) - (float)(NI + g - 4 * q)) * slope;
+            queries.far = (__int_as_float(shared32(notes + NOTE_EDGE)) - (float)(NI + g - 4 * q));
 #pragma unroll
             for (int y = 0; y < 2; y++) {
                 const u32 key = mixed((row + g + 8 * y) ^ shared32(notes + NOTE_SEED));
@@ -533,9 +533,9 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS, 2)
             Sums sums;
             // The base of exponents is that of the first keys: where others have grown too large, once more.
             for (bool careful = false;; careful = true) {
-                const int first = (int)shared32(notes + NOTE_PIECE);
-                step_queries(sums, queries, own, position_keys, ring.keys, ring.bytes, at, notes, first,
-                             careful ? LAST_PIECE + 1 : first + 1, slope, scale * LOG2E, threshold);
+                const int piece = (int)shared32(notes + NOTE_PIECE);
+                step_queries(sums, queries, own, position_keys, ring.keys, ring.bytes, at, notes, piece,
+                             careful ? LAST_PIECE + 1 : piece + 1, slope, scale * LOG2E, threshold);
                 const bool fits = sums.total[0] < LARGEST_SUM && sums.total[1] < LARGEST_SUM;
                 if (careful || __all_sync(~0u, fits)) break;
             }
