@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CHECKED := src tests benchmarks
-COMPILED := $(wildcard src/longspan/kernels/*/*.cpp src/longspan/kernels/*/*/*.cu*)
+COMPILED := $(wildcard src/longspan/kernels/*/*.cpp src/longspan/kernels/*/*/*.cu* tests/kernels/*/*.hpp)
 
 .PHONY: train test lint clean
 

@@ -38,7 +38,7 @@ PROGRAMS = 2
 """Of the gradient of queries, at a time on a multiprocessor: each of them goes on with further tiles."""
 
 FILES = {"forward.cu": ["forward"], "backward.cu": ["query_gradient", "key_gradient", "sums"]}
-"""With their kernels; `common.cuh` goes before each."""
+"""With their kernels; `source` says what goes before each."""
 
 HALVES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
@@ -235,6 +235,20 @@ def _programs_at_a_time(band: int, gpu: Any) -> int:
     return (2 if 2 * each <= gpu.shared_memory_per_multiprocessor else 1) * int(gpu.multi_processor_count)
 
 
+def _shared_memories(band: int, gpu: Any) -> dict[str, int]:
+    """Bytes of a program of every kernel."""
+    return {
+        "forward": _forward_shared_memory(band, gpu),
+        "query_gradient": _query_shared_memory(band),
+        "key_gradient": 2 * _rows(band),
+        "sums": 0,
+    }
+
+
+def _threads(kernel: str) -> int:
+    return 2 * (STEP if kernel == "forward" else TILE)
+
+
 class _Kernel:
     def __init__(self, device: int, function: ctypes.c_void_p, threads: int, shared_memory: int) -> None:
         self.device, self.function = device, function
@@ -282,9 +296,7 @@ def _compiled(
         warnings.warn(f"short windows are left to Triton, which takes longer: {problem}", stacklevel=2)
         return None
     gpu = torch.cuda.get_device_properties(device)
-    sizes = {"forward": _forward_shared_memory(band, gpu), "query_gradient": _query_shared_memory(band)}
-    sizes |= {"key_gradient": 2 * _rows(band), "sums": 0}
-    kernels = {}
+    sizes, kernels = _shared_memories(band, gpu), {}
     _enter(device)
     for code, names in zip(codes, FILES.values(), strict=True):
         module = ctypes.c_void_p()
@@ -292,8 +304,7 @@ def _compiled(
         for name in names:
             function = ctypes.c_void_p()
             _check(_cuda().cuModuleGetFunction(ctypes.byref(function), module, f"short_{name}".encode()))
-            threads = 2 * (STEP if name == "forward" else TILE)
-            kernels[name] = _Kernel(device, function, threads, sizes[name])
+            kernels[name] = _Kernel(device, function, _threads(name), sizes[name])
     return kernels
 
 
@@ -311,12 +322,17 @@ def compiler_options(band: int, first_distance: int, drops: bool, half: str) -> 
     return ["--std=c++17", f"-DIS_{half.upper()}", *(f"-D{name}={value}" for name, value in named.items())]
 
 
+def source(file: str, instructions: Path = _FOLDER / "instructions.cuh") -> str:
+    """All that a file of kernels is compiled from."""
+    return "".join(path.read_text() for path in (instructions, _FOLDER / "common.cuh", _FOLDER / file))
+
+
 def _machine_code(file: str, options: list[str]) -> bytes:
     nvrtc, program, size = _compiler(), ctypes.c_void_p(), ctypes.c_size_t()
     assert nvrtc is not None, "asked for before"
     listed = (ctypes.c_char_p * len(options))(*map(str.encode, options))
-    source = (_FOLDER / "common.cuh").read_bytes() + (_FOLDER / file).read_bytes()
-    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, file.encode(), 0, None, None))
+    text = source(file).encode()
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, file.encode(), 0, None, None))
     try:
         if nvrtc.nvrtcCompileProgram(program, len(options), listed):
             nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))

@@ -16,22 +16,6 @@
 #define STRIDE (NI + 8)        // numbers of a row of distances in shared memory
 #define WARP_DISTANCES ((16 * STRIDE * 2 < 32 * ROW_BYTES ? 32 * ROW_BYTES : 16 * STRIDE * 2) + 64)
 
-// ---- instructions ----
-
-__device__ __forceinline__ u32 turned(u32 x) {
-    u32 y;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(y) : "r"(x));
-    return y;
-}
-__device__ __forceinline__ u16 shared16(u32 at) {
-    u16 x;
-    asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(x) : "r"(at) : "memory");
-    return x;
-}
-__device__ __forceinline__ void to_shared16(u32 at, u16 x) {
-    asm volatile("st.shared.u16 [%0], %1;\n" ::"r"(at), "h"(x) : "memory");
-}
-
 // ---- what a head looks at ----
 
 struct Head {
@@ -264,8 +248,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                          i64 o_b, i64 o_h, i64 o_t, i64 do_b, i64 do_h, i64 do_t, i64 dq_b, i64 dq_h,
                          i64 dq_t, int B, int H, int T, int length, int follows, float ramp, float slope,
                          float scale, u32 threshold, float keep_scale) {
-    extern __shared__ __align__(128) unsigned char memory[];
-    const u32 keys = shared_at(memory), values = keys + ROWS * ROW_BYTES,
+    const u32 keys = shared_memory(), values = keys + ROWS * ROW_BYTES,
               position_keys = values + ROWS * ROW_BYTES;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2;
     const u32 distances = position_keys + NI * ROW_BYTES;
@@ -420,8 +403,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
                        u16 *DK, u16 *DV, u16 *DPAST, i64 q_b, i64 q_h, i64 q_t, i64 do_b, i64 do_h, i64 do_t,
                        i64 dk_b, i64 dk_h, i64 dk_t, i64 dv_b, i64 dv_h, i64 dv_t, int B, int H, int T,
                        int follows, float ramp, float scale, float keep_scale) {
-    extern __shared__ __align__(128) unsigned char memory[];
-    const u32 queries = shared_at(memory), gradients = queries + ROWS * ROW_BYTES;
+    const u32 queries = shared_memory(), gradients = queries + ROWS * ROW_BYTES;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     // What was written last is read first: some of it is still near.
     const int pair = B * H - 1 - blockIdx.y, b = pair % B, h = H - 1 - pair / B;

@@ -8,11 +8,7 @@
 // Products are mma.m16n8k16. Of 16 keys the first tile of 8 columns has keys 0 1 4 5 8 9 12 13, the second
 // the others: so a thread (g = lane / 4, q = lane % 4) has keys 4q .. 4q + 3 of rows g and g + 8.
 //
-// NB, FIRST, DROPS and HALF ("bf16" or "f16") are defined when this is compiled.
-
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef long long i64;
+// instructions.cuh goes before this. NB, FIRST, DROPS and IS_BF16 or IS_F16 are defined when it is compiled.
 
 #define NI (NB - 16)
 #define ROW_BYTES 128  // of 64 numbers
@@ -20,53 +16,8 @@ typedef long long i64;
 #define EPS 1e-8f
 #define INFINITE __int_as_float(0x7f800000)
 
-// ---- instructions ----
+// ---- numbers ----
 
-__device__ __forceinline__ u32 shared_at(const void *p) { return (u32)__cvta_generic_to_shared(p); }
-
-__device__ __forceinline__ void copy16(u32 to, const void *from, bool there) {
-    int bytes = there ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes)
-                 : "memory");
-}
-__device__ __forceinline__ void copies_end() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-template <int LEFT>
-__device__ __forceinline__ void wait_copies() {
-    asm volatile("cp.async.wait_group %0;\n" ::"n"(LEFT) : "memory");
-}
-
-__device__ __forceinline__ void load4(u32 (&r)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at)
-                 : "memory");
-}
-__device__ __forceinline__ void load4_turned(u32 (&r)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at)
-                 : "memory");
-}
-__device__ __forceinline__ void product(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." HALF "." HALF
-                 ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ u32 both(float low, float high) {
-    u32 x;
-    asm("cvt.rn." HALF "x2.f32 %0, %1, %2;\n" : "=r"(x) : "f"(high), "f"(low));
-    return x;
-}
-__device__ __forceinline__ float wide(u16 x) {
-    float y;
-#ifdef IS_BF16
-    y = __int_as_float((u32)x << 16);
-#else
-    asm("cvt.f32.f16 %0, %1;\n" : "=f"(y) : "h"(x));
-#endif
-    return y;
-}
 __device__ __forceinline__ float low_of(u32 x) { return wide((u16)x); }
 __device__ __forceinline__ float high_of(u32 x) {
 #ifdef IS_BF16
@@ -74,22 +25,6 @@ __device__ __forceinline__ float high_of(u32 x) {
 #else
     return wide((u16)(x >> 16));
 #endif
-}
-__device__ __forceinline__ float power2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ __forceinline__ uint4 shared128(u32 at) {
-    uint4 x;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];\n"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(at)
-                 : "memory");
-    return x;
-}
-__device__ __forceinline__ void to_shared32(u32 at, u32 x) {
-    asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(at), "r"(x) : "memory");
 }
 
 #define HASH_FACTOR 0x7FEB352Du

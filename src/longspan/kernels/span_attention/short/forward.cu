@@ -25,34 +25,6 @@
 #define LARGEST_SUM 3e4f
 #endif
 
-__device__ __forceinline__ void to_global128(void *p, uint4 x) {
-    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};\n" ::"l"(p), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
-                 : "memory");
-}
-__device__ __forceinline__ const u16 *shared_pointer(u32 at) {
-    const u16 *p;
-    asm volatile("ld.shared.u64 %0, [%1];\n" : "=l"(p) : "r"(at) : "memory");
-    return p;
-}
-__device__ __forceinline__ u32 shared32(u32 at) {
-    u32 x;
-    asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(x) : "r"(at) : "memory");
-    return x;
-}
-__device__ __forceinline__ void to_shared_pointer(u32 at, const void *p) {
-    asm volatile("st.shared.u64 [%0], %1;\n" ::"r"(at), "l"(p) : "memory");
-}
-__device__ __forceinline__ float inverse(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ __forceinline__ float logarithm2(float x) {
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // ---- rows ----
 
 // What a program needs only now and then lies in shared memory, for registers are short.
@@ -110,7 +82,7 @@ __device__ __forceinline__ void fetch_rows(int loaded, int until, const Ring &ri
     const u16 *from =
         shared_pointer(ring.notes + (is_key ? NOTE_KEYS : NOTE_VALUES)) +
         (i64)((int)shared32(ring.notes + NOTE_POSITION) + n) * (is_key ? ring.k_step : ring.v_step);
-    asm volatile("prefetch.global.L2 [%0];\n" ::"l"(from));
+    fetch(from);
 }
 
 // Those batches that begin in the past: how many there were.
@@ -451,11 +423,10 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS, 2)
                   i64 q_t, i64 k_b, i64 k_h, i64 k_t, i64 v_b, i64 v_h, i64 v_t, i64 o_b, i64 o_h, i64 o_t,
                   int H, int T, int length, int ring_rows, int steps, int follows, float ramp, float slope,
                   float scale, u32 threshold, float keep_scale) {
-    extern __shared__ __align__(128) unsigned char memory[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
     const int b = blockIdx.y, h = H - 1 - blockIdx.z;
     const int begin = blockIdx.x * steps * STEP, end = min(T, begin + steps * STEP);
-    const u32 notes = shared_at(memory), position_keys = notes + NOTES_BYTES;
+    const u32 notes = shared_memory(), position_keys = notes + NOTES_BYTES;
     const Ring ring = {notes, position_keys + NB * ROW_BYTES, ring_rows * (u32)ROW_BYTES, (int)k_t, (int)v_t};
     const u32 owns = ring.keys + 2 * ring.bytes, own_queries = owns + warp * PIECE_BYTES,
               own = EARLY ? owns + STEP_WARPS * PIECE_BYTES + warp * DISTANCE_BYTES : own_queries;
