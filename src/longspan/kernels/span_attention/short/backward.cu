@@ -115,20 +115,7 @@ __device__ __forceinline__ void make_distances(u32 own, u32 keys, const u32 (&a)
 #pragma unroll 1
     for (int i = 0; i < window; i += 16, at += 16 * ROW_BYTES, to += 32) {
         float c[2][4] = {};
-        u32 x[2][4], y[2][4];
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-            load4(x[n], at + n * 8 * ROW_BYTES);
-            load4(y[n], (at ^ 64) + n * 8 * ROW_BYTES);
-        }
-#pragma unroll
-        for (int k = 0; k < 2; k++)
-#pragma unroll
-            for (int n = 0; n < 2; n++) product(c[n], a[k], x[n][2 * k], x[n][2 * k + 1]);
-#pragma unroll
-        for (int k = 0; k < 2; k++)
-#pragma unroll
-            for (int n = 0; n < 2; n++) product(c[n], a[2 + k], y[n][2 * k], y[n][2 * k + 1]);
+        scores<8>(c, a, at);
 #pragma unroll
         for (int n = 0; n < 2; n++) {
             to_shared32(to + n * 16, both(c[n][0], c[n][1]));

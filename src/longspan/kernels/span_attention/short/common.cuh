@@ -61,14 +61,15 @@ __device__ __forceinline__ u32 of_turned_keys(u32 base) {
     const int lane = threadIdx.x & 31, n = lane & 7, row = 4 * (n >> 1) + (n & 1) + 2 * ((lane >> 3) & 1);
     return base + row * ROW_BYTES + (((lane >> 4) ^ n) << 4);
 }
-// Scores of 16 keys, a tile of 8 after the other, added to what is there.
+// Scores of 16 keys, a tile of 8 after the other, added to what is there; tiles lie so many rows apart.
+template <int APART = 2>
 __device__ __forceinline__ void scores(float (&c)[2][4], const u32 (&a)[4][4], u32 at) {
     const u32 other = at ^ 64;
     u32 x[2][4], y[2][4];
 #pragma unroll
-    for (int n = 0; n < 2; n++) load4(x[n], at + n * 2 * ROW_BYTES);
+    for (int n = 0; n < 2; n++) load4(x[n], at + n * APART * ROW_BYTES);
 #pragma unroll
-    for (int n = 0; n < 2; n++) load4(y[n], other + n * 2 * ROW_BYTES);
+    for (int n = 0; n < 2; n++) load4(y[n], other + n * APART * ROW_BYTES);
 #pragma unroll
     for (int k = 0; k < 2; k++)
 #pragma unroll
