@@ -14,7 +14,7 @@ from torch import Tensor
 from . import test_fused
 from .emulated_cuda import emulated
 from .grouped import Case, assert_near, tensors_of, together, with_gradients
-from .test_fused import check, check_dropout, fused, only_interpreted, short
+from .test_fused import SHORT_CASES, check, check_dropout, fused, only_interpreted, short
 
 pytestmark = [
     only_interpreted,
@@ -24,21 +24,10 @@ in_emulator = pytest.mark.usefixtures("_emulated")
 _poisoned = test_fused._poisoned
 
 # Programs go along all of a text, more than twice around a ring of rows, and end with half a step.
-LONG = Case(
-    windows=((40, 112),),
-    reaches=(112,),
-    batch=1,
-    block=704,
-    width=64,
-    positions="shared",
-    spans=(5.0, 79.5),
-    ramp=32,
-)
+LONG = replace(SHORT_CASES["one group"], batch=1, block=704)
 # The same, but queries come late, for there is no room for them while others are worked on.
 LONGEST = replace(LONG, windows=((8, 160),), reaches=(60,), spans=(2.5, 120.0))
-NEAR = Case(
-    windows=((16, 1),), reaches=(16,), batch=1, block=64, width=64, positions="shared", spans=(9.5, 0.0)
-)
+NEAR = SHORT_CASES["one text, and no distance beyond a piece of 16"]
 SEES_ITSELF = Case(
     windows=((1, 20), (48, 33)),
     reaches=(7, 150),
