@@ -41,7 +41,7 @@ from longspan.runs.environment import environment
 from longspan.training import Interrupted, Reporter, train
 
 LANES = 16
-REHEARSAL = 8
+WARMUP = 8
 NO_END = 10**9  # of steps: a stage ends by the clock
 OURS = [("training", name) for name in ("seed", "device", "evaluate_every", "checkpoint_every")]
 LOGS = ("config.toml", "environment.json", "metrics.jsonl", "spans.jsonl")
@@ -119,7 +119,7 @@ def _config(recipe: str, overrides: list[tuple[str, str]], args: argparse.Namesp
     """The recipe as it runs here: on bytes, for this long, and scored by nobody but the race."""
     table = recipes.load(recipe)
     apply(table, overrides)
-    table["training"] = {"rehearsal": REHEARSAL} | table.get("training", {})
+    table["training"] = {"compile_warmup": WARMUP} | table.get("training", {})
     config = schema.read(RunConfig, table)
     steps = sum(stage.steps for stage in config.stage)
     return replace(
@@ -154,7 +154,7 @@ def run_recipe(
         corpus.splits["valid"].tokens,
         test,
         readings,
-        side_by_side=LANES,
+        contiguous_split=LANES,
         block_length=block_length,
         device=device,
     )

@@ -61,7 +61,7 @@ def run(
         corpus.splits["valid"].tokens,
         test,
         race_protocol.windows(len(test), context),
-        side_by_side=max(1, TOKENS_A_STEP // context),
+        contiguous_split=max(1, TOKENS_A_STEP // context),
         block_length=context,
         device=device,
     )

@@ -28,11 +28,11 @@ import torch
 from torch import Tensor
 
 from longspan import recipes
+from longspan.bench.bench_paths import ways_for
 from longspan.bench.machine import seconds_of
 from longspan.bench.measure import WARM_UPS
 from longspan.bench.spans import learned_spans, set_spans, span_profile
 from longspan.bench.training import Training
-from longspan.bench.ways import ways_for
 from longspan.cli.recipes import BYTES, known_vocabulary_size
 from longspan.config import RunConfig, schema
 from longspan.errors import UserError
@@ -143,7 +143,7 @@ def main() -> None:
         table = recipes.load(options.recipe)
         table["training"] |= {
             name: getattr(options, name) for name in ("batch_size", "block_length", "precision")
-        } | {"micro_batches": 1, "passage_length": None, "compile": device.type == "cuda"}
+        } | {"micro_batches": 1, "segment_length": None, "compile": device.type == "cuda"}
         config = schema.read(RunConfig, table)
     except UserError as problem:
         parser.error(str(problem))

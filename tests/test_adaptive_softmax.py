@@ -20,15 +20,15 @@ from longspan.config import (
     schema,
 )
 from longspan.errors import UserError
-from longspan.heads import AdaptiveSoftmaxHead
 from longspan.layers.embeddings import AdaptiveEmbedding
 from longspan.models import build
 from longspan.optim import build_optimizers
+from longspan.output import AdaptiveSoftmaxHead
 from longspan.training.step import Updater
 
 VOCABULARY, WIDTH = 23, 16
 TIED = AllAttentionConfig(
-    num_layers=1, width=WIDTH, num_slots=2, vocabulary=VocabularyConfig(cutoffs=(5, 9), tied=True)
+    num_layers=1, width=WIDTH, num_persistent=2, vocabulary=VocabularyConfig(cutoffs=(5, 9), tied=True)
 )
 
 

@@ -38,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def nats_of(
-    value: Any, readings: list[race_protocol.Reading], test: np.ndarray, block: int, side_by_side: int = 3
+    value: Any, readings: list[race_protocol.Reading], test: np.ndarray, block: int, contiguous_split: int = 3
 ) -> float:
     """The sum over what is scored of `value(target, bytes before it in its reading)`."""
 
@@ -50,7 +50,7 @@ def nats_of(
 
     before = np.full(2000, 10**9)  # if it were scored, every sum would show it
     return race_protocol.nats(
-        read, before, test, readings, side_by_side=side_by_side, block_length=block, device=CPU
+        read, before, test, readings, contiguous_split=contiguous_split, block_length=block, device=CPU
     )
 
 
@@ -139,7 +139,7 @@ def test_how_far_a_recipe_looks_back() -> None:
 
 TINY = [
     *("--training.batch_size=8", "--training.block_length=16", "--training.log_every=5"),
-    *("--training.precision=float32", "--training.compile=false", "--training.rehearsal=1"),
+    *("--training.precision=float32", "--training.compile=false", "--training.compile_warmup=1"),
     *("--model.num_layers=1", "--model.width=16", "--model.num_heads=2", "--model.inner_width=32"),
 ]
 
@@ -244,7 +244,7 @@ def test_lanes_that_were_warmed_are_worth_one_long_reading() -> None:
             text[:500],
             text[500:900],
             race_protocol.streams(400, lanes, warm),
-            side_by_side=4,
+            contiguous_split=4,
             block_length=32,
             device=CPU,
         )

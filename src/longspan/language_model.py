@@ -16,7 +16,7 @@ from longspan.errors import UserError
 from longspan.generation import generate
 from longspan.models import LanguageModel, build_run
 from longspan.runs import RunFolder, checkpoint, pick_device
-from longspan.runs.fit import check_fit
+from longspan.runs.check_weights import check_weights
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def load(
     path = _checkpoint(folder, which)
     weights = checkpoint.load(path).below("model")
     model = build_run(config, tokenizer.vocabulary_size)
-    check_fit(model, weights, path)
+    check_weights(model, weights, path)
     model.load_state_dict(weights)
     target = pick_device(device)
     return LoadedModel(model.to(target).eval(), tokenizer, config, target)

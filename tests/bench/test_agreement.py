@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from longspan.bench.agreement import Agreement, _furthest, check_agreement
+from longspan.bench.bench_paths import ways_for
 from longspan.bench.spans import set_spans
 from longspan.bench.training import Training
-from longspan.bench.ways import ways_for
 from longspan.config import (
     AdaptiveSpanConfig,
     RunConfig,

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longspan.data import Block, LanePosition, Lanes, check_fits
+from longspan.data import LanePosition, Lanes, TokenBlock, check_fits
 from longspan.errors import UserError
 
 
@@ -22,7 +22,7 @@ def walk(lanes: Lanes, position: LanePosition | None = None):
         position = block.position
 
 
-def same(one: Block, other: Block) -> bool:
+def same(one: TokenBlock, other: TokenBlock) -> bool:
     return (
         torch.equal(one.tokens_BT, other.tokens_BT)
         and torch.equal(one.targets_BT, other.targets_BT)
@@ -72,13 +72,13 @@ def test_restarting_follows_the_rule_of_adaptive_span(shape, seed):
     batch_size, block_length, extra = shape
     length = batch_size * (block_length + 1) + extra
     lane_length = length // batch_size
-    offset, passes = 0, 0
+    offset, epoch = 0, 0
     for block in islice(walk(Lanes(np.arange(length), batch_size, block_length, seed=seed)), 50):
         here = int(block.tokens_BT[0, 0])
         if block.begins and block.position.blocks > 1:
             assert offset >= lane_length - block_length
             assert 0 <= here < block_length
-            passes += 1
+            epoch += 1
         else:
             assert here == offset
             assert offset < lane_length - block_length
@@ -87,7 +87,7 @@ def test_restarting_follows_the_rule_of_adaptive_span(shape, seed):
         np.testing.assert_array_equal(block.tokens_BT, expected)
         np.testing.assert_array_equal(block.targets_BT, expected + 1)
         offset = here + block_length
-        assert block.position == LanePosition(block.position.blocks, offset, passes)
+        assert block.position == LanePosition(block.position.blocks, offset, epoch)
 
 
 def test_restarts_are_at_different_offsets_and_depend_on_the_seed():

@@ -76,11 +76,11 @@ def _weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _add_second_names(tensors: dict[str, Tensor]) -> None:
-    slots = any("persistent_memory" in name for name in tensors)
+    persistent = any("persistent_memory" in name for name in tensors)
     for name in list(tensors):
         for first, second in SHARED.items():
             other = re.sub(first, second, name)
-            if re.fullmatch(first, name) and (slots or "persistent_memory" not in other):
+            if re.fullmatch(first, name) and (persistent or "persistent_memory" not in other):
                 tensors.setdefault(other, tensors[name])
 
 

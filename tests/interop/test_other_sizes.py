@@ -62,7 +62,7 @@ def test_all_attention_with_other_slots(tmp_path):
     made = Original.of("all_attention_adaptive")
     change(made, r".*persistent_memory\.key", lambda keys_HKP: keys_HKP[..., :5])
     change(made, r".*persistent_memory\.val", lambda values_HPK: values_HPK[:, :5])
-    assert read(made, tmp_path)[0].num_slots == 5
+    assert read(made, tmp_path)[0].num_persistent == 5
 
 
 @pytest.mark.parametrize("case", ["adaptive_io_tied", "adaptive_io_untied"])

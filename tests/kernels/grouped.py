@@ -28,7 +28,7 @@ class Case:
     width: int = 8
     positions: Literal["none", "shared", "per head", "mapped"] = "none"
     biases: Literal["none", "content", "position", "both"] = "none"
-    num_slots: int = 0
+    num_persistent: int = 0
     spans: tuple[float, ...] | None = None
     ramp: int = 4
     renormalise: bool = True
@@ -73,8 +73,10 @@ def tensors_of(case: Case, dtype: torch.dtype = torch.float64, device: str = "cp
         made["position_keys"] = draw(longest, case.width + 3)
         made["position_map_HKE"] = draw(heads, case.width, case.width + 3)
     made |= {f"{kind}_bias_HK": draw(heads, case.width) for kind in KINDS[case.biases]}
-    if case.num_slots:
-        made |= {name: draw(heads, case.num_slots, case.width) for name in ("slot_k", "slot_v")}
+    if case.num_persistent:
+        made |= {
+            name: draw(heads, case.num_persistent, case.width) for name in ("persistent_k", "persistent_v")
+        }
     if case.spans is not None:
         exact = torch.promote_types(dtype, torch.float32)
         made["spans_H"] = torch.tensor(case.spans, dtype=exact, device=device, requires_grad=True)
@@ -95,7 +97,7 @@ def together(function: Callable[..., Tensor], case: Case, tensors: dict[str, Ten
         windows=case.flat_windows,
         position_keys=tensors.get("position_keys"),
         **{name: tensors.get(name) for name in QUERY_TERMS},
-        slots=(tensors["slot_k"], tensors["slot_v"]) if case.num_slots else None,
+        persistent=(tensors["persistent_k"], tensors["persistent_v"]) if case.num_persistent else None,
         spans_H=tensors.get("spans_H"),
         **case.options(tensors["q"].device.type),
         **more,
@@ -127,8 +129,8 @@ def head_by_head(
             keys = tensors["position_keys"]
             given["position_keys"] = keys[one] if case.positions == "per head" else keys
         given |= {name: tensors[name][one] for name in QUERY_TERMS if name in tensors}
-        if case.num_slots:
-            given["slots"] = tensors["slot_k"][one], tensors["slot_v"][one]
+        if case.num_persistent:
+            given["persistent"] = tensors["persistent_k"][one], tensors["persistent_v"][one]
         if case.spans is not None:
             given["spans_H"] = tensors["spans_H"][one]
         given |= case.options(k_BSK.device.type)

@@ -16,7 +16,7 @@ from longspan.kernels.span_attention import short
 
 pytest.importorskip("triton")
 
-KERNELS = ("forward_kernel", "query_gradient_kernel", "key_gradient_kernel", "slot_gradient_kernel")
+KERNELS = ("forward_kernel", "query_gradient_kernel", "key_gradient_kernel", "persistent_gradient_kernel")
 PLACING = ("place_kernel", "gradient_kernel")
 NUMBERS = {"ramp": "fp32", "slope": "fp32", "scale": "fp32", "keep_scale": "fp32", "threshold": "i64"}
 POINTERS = {
@@ -33,7 +33,7 @@ SIZES = ("B", "H", "T", "P")
 
 def compile_kernel(name: str, *, everything: bool, keeps: bool) -> int:
     """Compile a kernel of attention for compute capability 9.0, as `_size_of` does."""
-    from longspan.kernels.span_attention import triton as kernels
+    from longspan.kernels.span_attention import triton_kernels as kernels
 
     constants = {"FIRST": 1, "WIDTH": 64 if everything else 40, "BK": 64, "BM": 64, "BN": 32}
     constants |= {"PRECISION": "tf32", "RENORMALISE": True, "KEEPS": keeps}
@@ -41,7 +41,7 @@ def compile_kernel(name: str, *, everything: bool, keeps: bool) -> int:
 
 
 def compile_placing(name: str, *, everything: bool) -> int:
-    from longspan.kernels.placing import triton as kernels
+    from longspan.kernels.qk_norm_rope import triton_kernels as kernels
 
     width = 64 if everything else 40
     constants = {"WIDTH": width, "E": width // 2, "BE": 32, "BT": 32, "EPSILON": 1e-6}

@@ -12,8 +12,8 @@ COMPILE = """
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from longspan.kernels import few_rows, post_norm
-from longspan.kernels.span_attention import recordable, tables
+from longspan.kernels import gemv, post_norm
+from longspan.kernels.span_attention import decode_gpu, relative_bias
 
 POINTERS = {"HEADS": "*i64", "COUNTS": "*i64", "SEED": "*i32"}
 POINTERS |= dict.fromkeys(("MASK", "SUMS", "FOUND", "STATS"), "*fp32")
@@ -30,15 +30,15 @@ def build(kernel, **constants):
     compile(ASTSource(kernel, kinds, places), target=GPUTarget("cuda", 90, 32))
 
 sizes = {"WIDTH": 48, "BK": 64}
-build(recordable._join_kernel, MOST=4, RENORMALISE=True, **sizes)
-build(recordable._join_kernel, MOST=1, RENORMALISE=False, **sizes)
+build(decode_gpu._join_kernel, MOST=4, RENORMALISE=True, **sizes)
+build(decode_gpu._join_kernel, MOST=1, RENORMALISE=False, **sizes)
 tile = {"BM": 64, "BN": 64, "PRECISION": "tf32", **sizes}
-build(tables._table_kernel, FIRST=1, **tile)
-build(tables._query_kernel, FIRST=0, **tile)
-build(tables._key_kernel, **tile)
-build(tables._sum_kernel, SHARED=True, FIRST=1, BD=32, **sizes)
-build(few_rows._product_kernel, HAS_BIAS=True, HAS_ONTO=True, BE=1, BD=2048)
-build(few_rows._product_kernel, HAS_BIAS=False, HAS_ONTO=False, BE=64, BD=32, BIAS=None, ONTO=None)
+build(relative_bias._table_kernel, FIRST=1, **tile)
+build(relative_bias._query_kernel, FIRST=0, **tile)
+build(relative_bias._key_kernel, **tile)
+build(relative_bias._sum_kernel, SHARED=True, FIRST=1, BD=32, **sizes)
+build(gemv._product_kernel, HAS_BIAS=True, HAS_ONTO=True, BE=1, BD=2048)
+build(gemv._product_kernel, HAS_BIAS=False, HAS_ONTO=False, BE=64, BD=32, BIAS=None, ONTO=None)
 row = {"BN": 4, "BD": 512}
 build(post_norm._norm_kernel, HAS_DROPOUT=True, **row)
 build(post_norm._norm_kernel, HAS_DROPOUT=True, threshold=1, **row)
@@ -50,11 +50,11 @@ build(post_norm._relu_gradient_kernel, BN=16, BE=256)
 build(post_norm._total_kernel, BP=64, BD=32)
 given = ("HAS_SPANS", "HAS_POSITIONS", "HAS_CONTENT_BIAS", "HAS_POSITION_BIAS", "HAS_SLOTS", "HAS_FILLED")
 everything = dict.fromkeys(given, True)
-build(recordable._part_kernel, BN=64, FIRST=0, **everything, **sizes)
+build(decode_gpu._part_kernel, BN=64, FIRST=0, **everything, **sizes)
 nothing = dict.fromkeys(given, False) | dict.fromkeys(
     ("MASK", "POSITION_KEYS", "CONTENT_BIAS", "POSITION_BIAS", "SLOT_K", "SLOT_V")
 )
-build(recordable._part_kernel, BN=64, FIRST=1, **nothing, **sizes)
+build(decode_gpu._part_kernel, BN=64, FIRST=1, **nothing, **sizes)
 """
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longspan.config import AdaptiveSpanConfig, SpanConfig
-from longspan.kernels.paths import forced
+from longspan.kernels.dispatch import forced
 from longspan.kernels.span_attention import eager, head_groups, padded, reference, span_attention
 from longspan.models import build
 
@@ -22,17 +22,17 @@ from .test_span_attention import BIASES, arguments, gradients, inputs
     first=st.integers(0, 1),
     learned=st.booleans(),
     renormalise=st.booleans(),
-    num_slots=st.integers(0, 2),
+    num_persistent=st.integers(0, 2),
     positions=st.sampled_from(["shared", "per head", "mapped"]),
     biases=BIASES,
     some_filled=st.booleans(),
     data=st.data(),
 )
 def test_it_equals_the_loops(
-    block, memory, window, first, learned, renormalise, num_slots, positions, biases, some_filled, data
+    block, memory, window, first, learned, renormalise, num_persistent, positions, biases, some_filled, data
 ):
     spans = data.draw(st.lists(st.floats(0, window), min_size=2, max_size=2)) if learned else None
-    tensors = inputs(2, 2, block, memory, 2, window, spans, num_slots, positions, biases)
+    tensors = inputs(2, 2, block, memory, 2, window, spans, num_persistent, positions, biases)
     options = {"ramp": 2, "renormalise": renormalise, "first_distance": first}
     rows = data.draw(st.lists(st.integers(0, memory), min_size=2, max_size=2))
     if some_filled and first == 0:

@@ -26,7 +26,7 @@ def inputs(
     width: int,
     limit: int,
     spans: list[float] | None,
-    num_slots: int = 0,
+    num_persistent: int = 0,
     positions: str = "shared",
     biases: tuple[str, ...] = (),
 ) -> dict[str, Tensor]:
@@ -45,8 +45,11 @@ def inputs(
         made["position_keys"] = leaf(limit, width + 1)
         made["position_map_HKE"] = leaf(heads, width, width + 1)
     made |= {f"{kind}_bias_HK": leaf(heads, width) for kind in biases}
-    if num_slots:
-        made |= {"slot_k": leaf(heads, num_slots, width), "slot_v": leaf(heads, num_slots, width)}
+    if num_persistent:
+        made |= {
+            "persistent_k": leaf(heads, num_persistent, width),
+            "persistent_v": leaf(heads, num_persistent, width),
+        }
     if spans is not None:
         made["spans_H"] = torch.tensor(spans, dtype=torch.float64, requires_grad=True)
     return made
@@ -54,9 +57,11 @@ def inputs(
 
 def arguments(tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Slots go in as a pair."""
-    named: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if not name.startswith("slot")}
-    if "slot_k" in tensors:
-        named["slots"] = tensors["slot_k"], tensors["slot_v"]
+    named: dict[str, Any] = {
+        name: tensor for name, tensor in tensors.items() if not name.startswith("persistent")
+    }
+    if "persistent_k" in tensors:
+        named["persistent"] = tensors["persistent_k"], tensors["persistent_v"]
     return named
 
 
@@ -80,18 +85,18 @@ def gradients(out: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     first=st.integers(0, 1),
     learned=st.booleans(),
     renormalise=st.booleans(),
-    num_slots=st.integers(0, 3),
+    num_persistent=st.integers(0, 3),
     whole=st.booleans(),
     chunk=st.integers(1, 4),
     data=st.data(),
 )
 def test_eager_path_equals_the_loops(
-    batch, heads, block, memory, window, ramp, first, learned, renormalise, num_slots, whole, chunk, data
+    batch, heads, block, memory, window, ramp, first, learned, renormalise, num_persistent, whole, chunk, data
 ):
     # Whole spans put positions exactly on the edges of the clamp, where the gradient must still pass.
     span = st.integers(0, window).map(float) if whole else st.floats(0, window)
     spans = data.draw(st.lists(span, min_size=heads, max_size=heads)) if learned else None
-    tensors = inputs(batch, heads, block, memory, 2, window, spans, num_slots)
+    tensors = inputs(batch, heads, block, memory, 2, window, spans, num_persistent)
     options = {"window": window, "ramp": ramp, "renormalise": renormalise, "first_distance": first}
     expected = reference.span_attention(**arguments(tensors), **options)
     with pytest.MonkeyPatch.context() as patch:
@@ -110,19 +115,19 @@ def test_eager_path_equals_the_loops(
     window=st.integers(1, 12),
     learned=st.booleans(),
     renormalise=st.booleans(),
-    num_slots=st.integers(0, 2),
+    num_persistent=st.integers(0, 2),
     positions=st.sampled_from(["shared", "per head", "mapped"]),
     biases=BIASES,
     chunk=st.integers(1, 4),
     data=st.data(),
 )
 def test_memory_that_is_not_yet_filled_and_positions_of_each_head(
-    block, memory, window, learned, renormalise, num_slots, positions, biases, chunk, data
+    block, memory, window, learned, renormalise, num_persistent, positions, biases, chunk, data
 ):
     heads = 2
     filled = data.draw(st.lists(st.integers(0, memory), min_size=2, max_size=2))
     spans = data.draw(st.lists(st.floats(0, window), min_size=2, max_size=2)) if learned else None
-    tensors = inputs(2, heads, block, memory, 2, window, spans, num_slots, positions, biases)
+    tensors = inputs(2, heads, block, memory, 2, window, spans, num_persistent, positions, biases)
     options = {"window": window, "ramp": 2, "renormalise": renormalise}
     options |= {"first_distance": 0, "filled_B": torch.tensor(filled)}
     expected = reference.span_attention(**arguments(tensors), **options)
@@ -190,9 +195,9 @@ def test_tiny_mass_inside_the_span_shows_the_epsilon():
 def test_not_renormalised_the_mask_takes_weight_away():
     """Two distances and a slot with the same score: of three thirds the mask leaves one and a half."""
     ones = torch.ones(1, 1, 3, 1, dtype=torch.float64)
-    slots = torch.zeros(1, 1, 1, dtype=torch.float64), torch.full((1, 1, 1), 10.0, dtype=torch.float64)
+    persistent = torch.zeros(1, 1, 1, dtype=torch.float64), torch.full((1, 1, 1), 10.0, dtype=torch.float64)
     span = torch.tensor([0.0], dtype=torch.float64)
-    given = {"window": 2, "ramp": 2, "spans_H": span, "slots": slots}
+    given = {"window": 2, "ramp": 2, "spans_H": span, "persistent": persistent}
     bare = span_attention(ones[:, :, :1] * 0, ones, ones, renormalise=False, **given)
     assert bare.item() == pytest.approx((1 + 0.5 + 10) / 3)
     whole = span_attention(ones[:, :, :1] * 0, ones, ones, **given)
@@ -216,7 +221,7 @@ def test_dropout_drops_weights_and_keeps_the_mean():
 @pytest.mark.parametrize("renormalise", [True, False])
 def test_dropout_has_the_gradient_of_what_it_kept(renormalise, monkeypatch):
     monkeypatch.setattr(eager, "CHUNK", 2)  # each chunk drops others
-    tensors = inputs(2, 2, 5, 3, 3, 4, [1.3, 2.7], num_slots=2)
+    tensors = inputs(2, 2, 5, 3, 3, 4, [1.3, 2.7], num_persistent=2)
 
     def run(*leaves: Tensor) -> Tensor:
         torch.manual_seed(7)
@@ -227,9 +232,9 @@ def test_dropout_has_the_gradient_of_what_it_kept(renormalise, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("num_slots", [0, 3])
-def test_half_precision_stays_close_to_float32(dtype, num_slots):
-    made = inputs(1, 2, 9, 5, 8, 12, [4.0, 7.5], num_slots)
+@pytest.mark.parametrize("num_persistent", [0, 3])
+def test_half_precision_stays_close_to_float32(dtype, num_persistent):
+    made = inputs(1, 2, 9, 5, 8, 12, [4.0, 7.5], num_persistent)
     exact = {name: t.detach().float().requires_grad_() for name, t in made.items()}
     half = {
         name: t.detach().to(dtype if name in ("q_BHTK", "k_BHSK", "v_BHSK") else t.dtype).requires_grad_()
@@ -247,7 +252,7 @@ def test_half_precision_stays_close_to_float32(dtype, num_slots):
 
 def test_chunks_add_up_in_full_precision(monkeypatch):
     """One query after another, in half precision, comes to what few chunks come to."""
-    made = inputs(1, 1, 256, 0, 8, 64, None, num_slots=2)
+    made = inputs(1, 1, 256, 0, 8, 64, None, num_persistent=2)
     half = {name: t.detach().to(torch.bfloat16).requires_grad_() for name, t in made.items()}
     few = gradients(span_attention(**arguments(half), window=64), half)
     monkeypatch.setattr(eager, "CHUNK", 1)

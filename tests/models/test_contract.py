@@ -37,7 +37,7 @@ SMALL = AdaptiveSpanConfig(
 )
 
 
-ALL_ATTENTION = AllAttentionConfig(num_layers=2, width=12, num_heads=3, num_slots=5, span=SMALL.span)
+ALL_ATTENTION = AllAttentionConfig(num_layers=2, width=12, num_heads=3, num_persistent=5, span=SMALL.span)
 WORDS = VocabularyConfig(cutoffs=(3, 7), division=2)
 SHA_RNN = ShaRnnConfig(num_layers=2, width=12, inner_width=28, memory_length=10)
 
@@ -83,8 +83,8 @@ VARIANTS: dict[str, ModelConfig] = {
     "transformer-xl, adaptive softmax": dataclasses.replace(
         TRANSFORMER_XL, vocabulary=XLVocabularyConfig(cutoffs=(4, 8), division=2)
     ),
-    "transformer-xl, learned spans and slots": dataclasses.replace(
-        TRANSFORMER_XL, num_slots=4, span=SMALL.span
+    "transformer-xl, learned spans and persistent": dataclasses.replace(
+        TRANSFORMER_XL, num_persistent=4, span=SMALL.span
     ),
     "gpt": dataclasses.replace(GPT, span=SMALL.span),
     "gpt, no spans": GPT,
@@ -98,7 +98,7 @@ VARIANTS: dict[str, ModelConfig] = {
     "modern, limits that rise": dataclasses.replace(
         MODERN,
         memory="keys-values",
-        query_key_norm=False,
+        qk_norm=False,
         span=SpanConfig(limit=40, limit_shortest=3, ramp=3, start=0.9),
     ),
     "modern, windows": dataclasses.replace(
@@ -107,7 +107,7 @@ VARIANTS: dict[str, ModelConfig] = {
     "modern, plain": dataclasses.replace(
         MODERN,
         positions="none",
-        query_key_norm=False,
+        qk_norm=False,
         feed_forward="gelu",
         tied=False,
         softcap=None,
@@ -120,7 +120,7 @@ VARIANTS: dict[str, ModelConfig] = {
     "modern, embedding residual": dataclasses.replace(
         MODERN, ngrams=(3,), ngram_rows=50, convolution=2, dropout=0.1
     ),
-    "modern, swiglu": dataclasses.replace(MODERN, feed_forward="swiglu", query_key_norm=False),
+    "modern, swiglu": dataclasses.replace(MODERN, feed_forward="swiglu", qk_norm=False),
     "adaptive-span, windows": with_span(kind="fixed", windows=WINDOWS),
     "adaptive-span, adaptive softmax": dataclasses.replace(SMALL, vocabulary=WORDS),
     "all-attention, tied adaptive softmax": dataclasses.replace(

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from longspan.generation import Decoder
-from longspan.kernels import few_rows, linear, span_attention
+from longspan.kernels import gemv, linear, span_attention
 from longspan.kernels.linear import VERY_FEW
-from longspan.kernels.span_attention import fused, recordable
+from longspan.kernels.span_attention import decode_gpu, gpu
 from longspan.layers import span_step
 from longspan.layers.attention import Attention
 from longspan.layers.span_step import SpanStep, step_groups
@@ -66,13 +66,13 @@ def check_step_of_a_gpu(model: Stack, state: State, monkeypatch: pytest.MonkeyPa
         for tokens_B1 in tokens:
             expected_BTV, carried = model.log_probs(tokens_B1, carried)
             expected.append(expected_BTV[:, 0])
-    attended, attend = [], recordable.OneToken.attend
+    attended, attend = [], decode_gpu.OneToken.attend
     monkeypatch.setattr(
-        recordable.OneToken, "attend", lambda self, *qkv: attended.append(1) or attend(self, *qkv)
+        decode_gpu.OneToken, "attend", lambda self, *qkv: attended.append(1) or attend(self, *qkv)
     )
-    monkeypatch.setattr(recordable, "PART", 16)
-    monkeypatch.setattr(span_attention, "_fused_path", lambda *_: fused)
-    monkeypatch.setattr(linear, "_kernels", lambda _: few_rows)
+    monkeypatch.setattr(decode_gpu, "PART", 16)
+    monkeypatch.setattr(span_attention, "_gpu_backend", lambda *_: gpu)
+    monkeypatch.setattr(linear, "_kernels", lambda _: gemv)
     before, decoder = snapshot(state), Decoder(model, state)
     for tokens_B1, expected_BV in zip(tokens, expected, strict=True):
         torch.testing.assert_close(decoder.read(tokens_B1), expected_BV, rtol=1e-4, atol=2e-5)
@@ -106,11 +106,11 @@ def test_the_edge_of_a_span_is_exact_in_half_precision() -> None:
     torch.manual_seed(0)
     window, edge = 320, 300.0
     past, q, k, v = torch.randn(1, window, 2, 8), *(torch.randn(1, 1, 8) for _ in range(3))
-    given = dict.fromkeys(("position_keys", "content_bias_HK", "position_bias_HK", "filled_B", "slots"))
+    given = dict.fromkeys(("position_keys", "content_bias_HK", "position_bias_HK", "filled_B", "persistent"))
     options = {"ramp": 16, "renormalise": True, "first_distance": 1, "windows": [window]}
     spans = torch.tensor([edge])
     found, expected = (
-        recordable.OneToken(past=[past], spans_H=spans_H, **given, **options).attend(q, k, v)
+        decode_gpu.OneToken(past=[past], spans_H=spans_H, **given, **options).attend(q, k, v)
         for spans_H in (spans.bfloat16(), spans)
     )
     torch.testing.assert_close(found, expected)

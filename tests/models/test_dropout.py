@@ -51,7 +51,7 @@ def test_outside_compiled_code_it_is_that_of_torch():
 def test_it_grows_with_passes_through_the_text(number: int, expected: float) -> None:
     torch.manual_seed(0)
     growing = GrowingDropout(0.1, 0.5)
-    growing.begin_pass(number)
+    growing.begin_epoch(number)
     assert growing.probability.item() == pytest.approx(expected)
     x = torch.ones(300, 1000)
     for out in (dropout(x, growing, training=True), hashed_dropout(x, growing.probability)):
@@ -76,7 +76,7 @@ def test_a_model_drops_more_where_it_has_read_more() -> None:
             parameter.normal_(std=0.2)
 
     def read(number: int) -> Tensor:
-        model.begin_pass(number)
+        model.begin_epoch(number)
         return model(tokens_BT, model.initial_state(2))[0]
 
     expected = model.eval()(tokens_BT, model.initial_state(2))[0]

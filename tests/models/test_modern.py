@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from longspan.config import ModernConfig, SpanConfig
-from longspan.heads import SoftmaxHead
 from longspan.kernels import span_attention as door
-from longspan.kernels.placing import place
+from longspan.kernels.qk_norm_rope import place
 from longspan.layers.feed_forward import squared_relu
 from longspan.layers.short_convolution import ShortConvolution
 from longspan.models import LanguageModel, Stack, build
-from longspan.models.cost import Shape, flops, model_flops
+from longspan.models.flops import Shape, flops, model_flops
+from longspan.output import SoftmaxHead
 
 V, D, H, K, LIMIT = 13, 16, 2, 8, 6
 CONFIG = ModernConfig(
@@ -95,10 +95,10 @@ def by_hand(model: Stack, config: ModernConfig, tokens: Tensor) -> Tensor:
             layer(x).unflatten(-1, (H, K)).transpose(1, 2)
             for layer in (attention.query, attention.key, attention.value)
         )
-        if config.query_key_norm:
-            q, k = rms(q) * attention.query_key_norm.gain_H[:, None, None], rms(k)
+        if config.qk_norm:
+            q, k = rms(q) * attention.qk_norm.gain_H[:, None, None], rms(k)
         pair = torch.arange(K // 2, dtype=torch.float64)
-        angle = torch.arange(t)[:, None] * config.rotary_base ** (-pair / (K // 2))
+        angle = torch.arange(t)[:, None] * config.rope_base ** (-pair / (K // 2))
         turn = torch.exp(1j * angle)
         if config.positions == "none":
             turn = torch.ones_like(turn)
@@ -123,8 +123,8 @@ def rms(x: Tensor) -> Tensor:
     "changes",
     [
         {},
-        {"memory": "keys-values", "rotary_base": 100.0},
-        {"feed_forward": "swiglu", "query_key_norm": False},
+        {"memory": "keys-values", "rope_base": 100.0},
+        {"feed_forward": "swiglu", "qk_norm": False},
         {"feed_forward": "gelu", "positions": "none"},
         {"feed_forward": "relu"},
     ],
@@ -259,7 +259,7 @@ class TestMemories:
 
     def test_kernels_that_cut_windows_themselves_give_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """On a GPU all heads run at once over what each remembers; here Triton's interpreter does."""
-        fused = pytest.importorskip("longspan.kernels.span_attention.fused", reason="needs Triton")
+        fused = pytest.importorskip("longspan.kernels.span_attention.gpu", reason="needs Triton")
         span = SpanConfig(limit=40, limit_shortest=5, ramp=4, start=0.6, memory="full")
         model = lively(dataclasses.replace(CONFIG, memory="keys-values", num_layers=1, span=span)).float()
         weights = torch.randn(2, 60, D)
@@ -337,7 +337,7 @@ def test_parameters_and_costs_by_hand() -> None:
         ({"softcap": 0.0}, "softcap must be above 0"),
         ({"dropout": 0.2, "repeat_dropout": 0.1}, "repeat_dropout must be above dropout"),
         ({"repeat_dropout": 1.0}, "repeat_dropout must be at least 0 and below 1"),
-        ({"rotary_base": 1.0}, "rotary_base must be above 1"),
+        ({"rope_base": 1.0}, "rope_base must be above 1"),
         ({"dropout": 1.0}, "dropout must be"),
         ({"convolution": 1}, "convolution must be"),
         ({"inner_width": 0}, "inner_width must be at least 1"),

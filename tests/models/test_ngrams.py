@@ -15,7 +15,7 @@ from longspan.cli import main
 from longspan.config import ModernConfig, SpanConfig, StageConfig
 from longspan.layers.ngrams import PRIME, NgramEmbeddings
 from longspan.models import Stack, build
-from longspan.models.cost import Shape, model_flops
+from longspan.models.flops import Shape, model_flops
 from longspan.optim import build_optimizers
 
 V, D = 7, 5
@@ -128,9 +128,9 @@ def test_narrow_tables_are_laid_side_by_side_and_widened() -> None:
     for table in ngrams.tables:
         torch.nn.init.normal_(table.weight)
     tokens = text(9)
-    side_by_side = torch.cat([found_by_hand(ngrams, number, tokens) for number in (0, 1)], dim=-1)
+    contiguous_split = torch.cat([found_by_hand(ngrams, number, tokens) for number in (0, 1)], dim=-1)
     found, _ = ngrams(tokens, ngrams.initial_state(2))
-    torch.testing.assert_close(found, side_by_side @ ngrams.widen.weight.mT)
+    torch.testing.assert_close(found, contiguous_split @ ngrams.widen.weight.mT)
     assert ngrams.widen.weight.shape == (D, 6)
 
 
@@ -141,9 +141,9 @@ def test_what_is_read_again_is_read_with_tables_silent_about_some_tokens() -> No
         torch.nn.init.normal_(table.weight)
     tokens = text(3000)
     pairs, triples = (found_by_hand(ngrams, number, tokens) / 0.75 for number in (0, 1))
-    ngrams.begin_pass(0)
+    ngrams.begin_epoch(0)
     torch.testing.assert_close(ngrams(tokens, ngrams.initial_state(2))[0], 0.75 * (pairs + triples))
-    ngrams.begin_pass(1)
+    ngrams.begin_epoch(1)
     said, _ = ngrams(tokens, ngrams.initial_state(2))
     silent = 0
     for pair, triple in ((1, 1), (1, 0), (0, 1), (0, 0)):

@@ -21,7 +21,7 @@ from longspan.layers.attention import Attention
 from longspan.layers.feed_forward import FeedForward
 from longspan.layers.identity import Identity
 from longspan.models import build, build_run
-from longspan.models.cost import Shape, flops
+from longspan.models.flops import Shape, flops
 from longspan.models.supernet import Supernet
 
 CONFIGS: list[ModelConfig] = [

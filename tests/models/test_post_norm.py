@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from longspan.kernels.paths import forced
+from longspan.kernels.dispatch import forced
 from longspan.layers import feed_forward, post_norm
 from longspan.layers.feed_forward import FeedForward
 from longspan.layers.post_norm import kernels_for, normed_sum

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from longspan.config import SpanConfig
 from longspan.kernels import span_attention as door
-from longspan.kernels.side_by_side import side_by_side
+from longspan.kernels.contiguous_split import contiguous_split
 from longspan.layers.attention import Attention
 from longspan.layers.positions import LearnedDistanceKeys
 from longspan.layers.projections import end_to_end, rows_of_heads
@@ -91,7 +91,7 @@ def test_gradients_that_lie_side_by_side_stay_there() -> None:
     seen: list[int] = []
     doubled = x * 1
     doubled.register_hook(lambda gradient: seen.append(gradient.data_ptr()))
-    left, right = side_by_side(doubled, [2, 3], dim=1)
+    left, right = contiguous_split(doubled, [2, 3], dim=1)
     assert torch.equal(torch.cat([left, right], dim=1), x)
     (found,) = gradients(list(_Scaled.apply(left, right, rooms)), [x])  # type: ignore[no-untyped-call]
     (expected,) = gradients([x[:, :2] * 2, x[:, 2:] * 2], [x])
@@ -102,7 +102,7 @@ def test_gradients_that_lie_side_by_side_stay_there() -> None:
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_gradients_that_lie_elsewhere_are_joined(order: tuple[int, int]) -> None:
     x = torch.randn(3, 4, 2, requires_grad=True)
-    parts = side_by_side(x, [2, 2], dim=1)
+    parts = contiguous_split(x, [2, 2], dim=1)
     expected = x.split([2, 2], dim=1)
     found, wanted = ([split[place] * (place + 2) for place in order] for split in (parts, expected))
     assert torch.equal(gradients(found, [x])[0], gradients(wanted, [x])[0])
@@ -110,7 +110,7 @@ def test_gradients_that_lie_elsewhere_are_joined(order: tuple[int, int]) -> None
 
 def test_attention_through_the_kernels_equals_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """With heads of three groups: their rows, their memory and their distances, forward and backward."""
-    fused = pytest.importorskip("longspan.kernels.span_attention.fused", reason="needs Triton")
+    fused = pytest.importorskip("longspan.kernels.span_attention.gpu", reason="needs Triton")
     if torch.cuda.is_available():
         pytest.skip("Triton's interpreter is for machines without a GPU")
     limit, spans = 320, [150.0, 3.0, 280.0, 9.0]

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from longspan.config import ShaRnnConfig
 from longspan.errors import UserError
-from longspan.heads import SplitSoftmaxHead
-from longspan.layers import recurrent, sha_attention
+from longspan.layers import lstm, sha_attention
 from longspan.layers.block import Block
 from longspan.layers.boom import Boom
-from longspan.layers.recurrent import Recurrent
+from longspan.layers.lstm import LSTMBlock
 from longspan.layers.sha_attention import SingleHeadAttention
 from longspan.models import LanguageModel, build
 from longspan.models.sha_rnn import ShaRnn, collapse_value_gates, drop_memory
 from longspan.models.waves import in_waves
+from longspan.output import SplitSoftmaxHead
 from longspan.state import State
 
 CONFIG = ShaRnnConfig(num_layers=3, width=8, inner_width=16, attention="every", memory_length=12)
@@ -275,10 +275,10 @@ def test_attention_written_out_drops_weights_and_keeps_their_mean():
 def test_scaled_gradients_of_an_lstm_come_out_as_they_are(scale, monkeypatch):
     """What autocast on a GPU does, in full precision."""
     torch.manual_seed(0)
-    block = Recurrent(6, dropout=0.0, epsilon=1e-12).double()
+    block = LSTMBlock(6, dropout=0.0, epsilon=1e-12).double()
     plain = nn.LSTM(6, 6, batch_first=True).double()
     plain.load_state_dict(block.lstm.state_dict())
-    monkeypatch.setattr(recurrent, "_precision", lambda h: (h.dtype, scale))
+    monkeypatch.setattr(lstm, "_precision", lambda h: (h.dtype, scale))
     h = torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)
     out, state = block(h, block.initial_state(2))
     expected, (hidden, cell) = plain(block.norm(h))
@@ -297,8 +297,7 @@ def test_what_surrounds_an_lstm_compiles_and_its_gradients_lie_in_order(batch, l
     torch.manual_seed(0)
     torch.compiler.reset()
     enter, leave = (
-        torch.compile(part, backend="aot_eager", fullgraph=True)
-        for part in (recurrent._enter, recurrent._leave)
+        torch.compile(part, backend="aot_eager", fullgraph=True) for part in (lstm._enter, lstm._leave)
     )
     h = torch.randn(batch, length, 6, requires_grad=True)
     norm, full = nn.LayerNorm(6), torch.float32
@@ -319,7 +318,7 @@ def test_the_weights_of_an_lstm_lie_as_cudnn_wants_them():
     """In one buffer of half precision, in the order of the parameters; their gradients are scaled back."""
     torch.manual_seed(0)
     weights = list(nn.LSTM(3, 2).parameters())
-    flattened = torch.compile(recurrent._flattened, backend="aot_eager", fullgraph=True)
+    flattened = torch.compile(lstm._flattened, backend="aot_eager", fullgraph=True)
     flat = flattened(weights, torch.float16, 64.0)
     assert flat.untyped_storage().nbytes() == 2 * sum(weight.numel() for weight in weights)
     parts = flat.split([weight.numel() for weight in weights])
@@ -330,15 +329,15 @@ def test_the_weights_of_an_lstm_lie_as_cudnn_wants_them():
 
 
 def test_pieces_of_a_text_share_the_weights_of_the_lstm_and_their_gradients_add_up(monkeypatch):
-    flattened, calls = recurrent._flattened, []
-    monkeypatch.setattr(recurrent, "_flattened", lambda *args: calls.append(args) or flattened(*args))
+    flattened, calls = lstm._flattened, []
+    monkeypatch.setattr(lstm, "_flattened", lambda *args: calls.append(args) or flattened(*args))
     model = trained(dataclasses.replace(CONFIG, attention="none"))
     state = model.initial_state(2).branch("blocks")
     h = torch.randn(2, 6, 8, dtype=torch.float64)
     used = [p for name, p in model.named_parameters() if name.startswith("blocks.")]
     expected = torch.autograd.grad(model._through(h, state)[0].square().sum(), used)
     assert not calls
-    monkeypatch.setattr(recurrent, "_precision", lambda h: (h.dtype, 64.0))
+    monkeypatch.setattr(lstm, "_precision", lambda h: (h.dtype, 64.0))
     found = torch.autograd.grad(model._through_in_waves(h, state)[0].square().sum(), used)
     assert len(calls) == CONFIG.num_layers
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)

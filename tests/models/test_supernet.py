@@ -19,7 +19,7 @@ from longspan.config import (
     TrainingConfig,
     TransformerXLConfig,
 )
-from longspan.layers.stochastic import StochasticBlock
+from longspan.layers.gumbel_block import GumbelBlock
 from longspan.models import Supernet, build, build_run
 from longspan.models.latency import block_seconds, measure_costs
 
@@ -55,18 +55,18 @@ def tokens(length: int = 5) -> Tensor:
     return torch.randint(VOCABULARY, (2, length), generator=torch.Generator().manual_seed(5))
 
 
-def first_block(model: Supernet) -> StochasticBlock:
+def first_block(model: Supernet) -> GumbelBlock:
     block = model.blocks[0]
-    assert isinstance(block, StochasticBlock)
+    assert isinstance(block, GumbelBlock)
     return block
 
 
-def candidates_of(block: StochasticBlock, h_BTD: Tensor) -> Tensor:
+def candidates_of(block: GumbelBlock, h_BTD: Tensor) -> Tensor:
     state = block.initial_state(len(h_BTD))
     return torch.stack([one(h_BTD, state.branch(name))[0] for name, one in block.candidates.items()])
 
 
-def weights_with_noise(block: StochasticBlock, tau: float, seed: int) -> Tensor:
+def weights_with_noise(block: GumbelBlock, tau: float, seed: int) -> Tensor:
     torch.manual_seed(seed)
     gumbel_K = -torch.empty_like(block.logits_K).exponential_().log()
     return torch.softmax((block.logits_K + gumbel_K) / tau, dim=0)

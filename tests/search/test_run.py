@@ -19,7 +19,7 @@ from longspan.evaluation import evaluate
 from longspan.inspection import read_architecture
 from longspan.models import Supernet
 from longspan.runs import RunFolder, checkpoint
-from longspan.runs.frozen import freeze_spans
+from longspan.runs.freeze_spans import freeze_spans
 from longspan.search import Searching, read_findings
 from longspan.training import Interrupted, resume, train
 

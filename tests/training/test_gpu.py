@@ -49,8 +49,8 @@ def test_a_rehearsal_leaves_no_trace(text: Path, tmp_path: Path, precision: str)
         "training__block_jitter": False,
     }
     train(small_config(text, **changes), tmp_path / "plain")
-    train(small_config(text, **changes, training__rehearsal=6), tmp_path / "rehearsed")
-    assert outcome(tmp_path / "rehearsed") == outcome(tmp_path / "plain")
+    train(small_config(text, **changes, training__compile_warmup=6), tmp_path / "warm")
+    assert outcome(tmp_path / "warm") == outcome(tmp_path / "plain")
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "muon"])

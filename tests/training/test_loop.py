@@ -16,13 +16,13 @@ from longspan.config import RunConfig, StageConfig, schema
 from longspan.data import corpora, prepare
 from longspan.errors import UserError
 from longspan.models import build
-from longspan.models.cost import Shape, model_flops
+from longspan.models.flops import Shape, model_flops
 from longspan.runs import RunFolder, checkpoint
 from longspan.training import Diverged, Interrupted, PlainReporter, Reporter, loop, resume, train
 from longspan.training.loop import Loop
-from longspan.training.progress import Progress
+from longspan.training.loss_meter import LossMeter
+from longspan.training.run_progress import RunProgress
 from longspan.training.step import Updater
-from longspan.training.window import Window
 
 from .runs import Signals, metrics, small_config, small_table
 from .tiny import TinyModel
@@ -198,16 +198,16 @@ class TestTime:
 
             return slow
 
-        def read(window: Window) -> Any:
+        def read(window: LossMeter) -> Any:
             nonlocal now, reads
             if window._waiting:
                 now, reads = now + 4.0, reads + 1
             return really_read(window)
 
-        really_read = Window.read
+        really_read = LossMeter.read
         monkeypatch.setattr("longspan.training.clock.time.perf_counter", lambda: now)
         monkeypatch.setattr(Updater, "update", taking(1.0, Updater.update))
-        monkeypatch.setattr(Window, "read", read)
+        monkeypatch.setattr(LossMeter, "read", read)
         monkeypatch.setattr("longspan.training.loop.evaluate", taking(100.0, loop.evaluate))
         monkeypatch.setattr(checkpoint, "save", taking(1000.0, checkpoint.save))
         folder, _ = run_tiny(small_config(text), tmp_path / "run")
@@ -225,9 +225,9 @@ class TestTime:
             StageConfig(steps=20, learning_rate=1.0),
             StageConfig(steps=10**6, learning_rate=1.0, max_seconds=7.0),
         ]
-        progress = Progress(step=4, stage_step=4, seconds=2.0, stage_seconds=2.0)
+        progress = RunProgress(step=4, stage_step=4, seconds=2.0, stage_seconds=2.0)
         assert progress.seconds_left(stages) == 0.5 * 6 + 0.5 * 20 + 7.0
-        late = Progress(step=130, stage=2, stage_step=100, seconds=65.0, stage_seconds=6.5)
+        late = RunProgress(step=130, stage=2, stage_step=100, seconds=65.0, stage_seconds=6.5)
         assert late.seconds_left(stages) == 0.5
 
 
@@ -346,9 +346,9 @@ class TestBadInput:
             train(small_config(text, model__inner_width=inner_width), tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
-    def test_nor_does_one_smaller_than_a_passage(self, text: Path, tmp_path: Path) -> None:
-        config = small_config(text, training__passage_length=240_000, training__block_jitter=False)
-        with pytest.raises(UserError, match=r"one passage of .* smaller passage_length"):
+    def test_nor_does_one_smaller_than_a_segment(self, text: Path, tmp_path: Path) -> None:
+        config = small_config(text, training__segment_length=240_000, training__block_jitter=False)
+        with pytest.raises(UserError, match=r"one segment of .* smaller segment_length"):
             train(config, tmp_path / "run")
         assert not (tmp_path / "run").exists()
 

@@ -52,7 +52,7 @@ penalty_full = 12
 [training]
 batch_size = 4
 block_length = 32
-passage_length = 96
+segment_length = 96
 device = "cpu"
 log_every = 5
 evaluate_every = 8
@@ -111,7 +111,7 @@ def test_the_model_hears_how_often_the_text_was_read(
     tmp_path: Path, toml: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[int] = []
-    monkeypatch.setattr(Stack, "begin_pass", lambda self, number: told.append(number))
+    monkeypatch.setattr(Stack, "begin_epoch", lambda self, number: told.append(number))
     config = RunConfig.from_toml(toml.read_bytes(), str(toml))
     with pytest.raises(Interrupted):
         train(config, tmp_path / "run", reporter=Signals("train step 15 ", signal.SIGINT))

@@ -25,7 +25,7 @@ SIZES = {
     "inner_width": 32,
     "ngram_rows": 64,
     "ngram_width": 4,
-    "num_slots": 6,
+    "num_persistent": 6,
     "memory_length": 20,
     "long_memory_length": 40,
     "context": 24,
@@ -57,8 +57,8 @@ def scaled_down(name: str, text: Path) -> RunConfig:
     if "vocabulary_size" in table["data"].get("tokenizer", {}):
         table["data"]["tokenizer"]["vocabulary_size"] = 280
     table["training"] |= {"batch_size": 4, "block_length": 24, "device": "cpu", "log_every": 1}
-    if "passage_length" in table["training"]:
-        table["training"]["passage_length"] = 48
+    if "segment_length" in table["training"]:
+        table["training"]["segment_length"] = 48
     table["training"] |= {"evaluate_every": 5, "checkpoint_every": 0, "compile": False}
     table.setdefault("evaluation", {}).update(batch_size=2, max_tokens=100, max_tokens_final=100)
     faster = max(1.0, 0.02 / table["stage"][0]["learning_rate"])  # ten steps of a narrow model

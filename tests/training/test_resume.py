@@ -13,7 +13,7 @@ import torch
 
 from longspan.config import RunConfig
 from longspan.errors import UserError
-from longspan.kernels.span_attention import processor
+from longspan.kernels.span_attention import cpu
 from longspan.training import Interrupted, resume, train
 
 from .runs import Lines, Signals, metrics, outcome, small_config
@@ -171,11 +171,11 @@ def test_another_machine_is_mentioned(text: Path, tmp_path: Path) -> None:
 def test_attention_that_is_no_longer_compiled_is_mentioned(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processor, "is_here", lambda: True)
+    monkeypatch.setattr(cpu, "is_here", lambda: True)
     run = tmp_path / "run"
     with pytest.raises(Interrupted):
         train(small_config(text), run, reporter=Signals("step 5 ", signal.SIGINT))
-    monkeypatch.setattr(processor, "is_here", lambda: False)
+    monkeypatch.setattr(cpu, "is_here", lambda: False)
     with pytest.raises(MemoryError):
         resume(run, reporter=(other := Dies("step 6 ")))
     assert "attention compiled -> plain torch: results may differ in their last bits" in other.lines

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from longspan.heads import SoftmaxHead
 from longspan.models.interface import LanguageModel
+from longspan.output import SoftmaxHead
 from longspan.state import State
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from longspan.bench.bench_paths import Way
 from longspan.bench.machine import Precision, autocast
-from longspan.bench.ways import Way
 from longspan.errors import UserError
 from longspan.models import LanguageModel
 from longspan.state import State

@@ -10,16 +10,16 @@ from typing import Literal
 import torch
 
 from longspan.bench.agreement import Agreement, check_agreement
+from longspan.bench.bench_paths import Way, ways_for
 from longspan.bench.figures import Decoding, Figures, Steps, Work
 from longspan.bench.machine import matrix_rate, reading_seconds, seconds_of, watch_memory
 from longspan.bench.spans import learned_spans, set_profile
 from longspan.bench.training import Training
-from longspan.bench.ways import Way, ways_for
 from longspan.config import RunConfig
 from longspan.errors import UserError
 from longspan.generation import generate
 from longspan.models import LanguageModel, build_run
-from longspan.models.cost import Shape, model_flops
+from longspan.models.flops import Shape, model_flops
 from longspan.training.graphs import STEADY
 
 DECODED, DECODING_WARM_UPS = 100, 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longspan.bench.ways import Way
+from longspan.bench.bench_paths import Way
 from longspan.config import RunConfig
 from longspan.models import LanguageModel
 from longspan.optim import build_optimizers, compile_updates, set_rate

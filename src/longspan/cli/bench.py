@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
     benches = []
     for name in args.recipes or [recipes.DEFAULT]:
         table = recipes.load(name)
-        table.get("training", {}).pop("passage_length", None)  # tokens are random, and blocks of any length
+        table.get("training", {}).pop("segment_length", None)  # tokens are random, and blocks of any length
         config = changed(table, options.items(), name)
         vocabulary_size = known_vocabulary_size(config.data) or BYTES
         benches.append(Bench(config, vocabulary_size, device, spans=args.spans, say=say))

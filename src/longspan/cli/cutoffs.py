@@ -14,8 +14,8 @@ from longspan.config import DataConfig
 from longspan.errors import UserError
 
 if TYPE_CHECKING:
-    from longspan.heads.cutoffs import Cost
-    from longspan.heads.product_time import ProductTime
+    from longspan.output.cutoffs import Cost
+    from longspan.output.product_time import ProductTime
 
 WIDTH, TOKENS, DEVICE = 512, 8192, "auto"
 
@@ -53,7 +53,7 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from longspan.heads.cutoffs import ScoreCost, TimeCost, best_cutoffs
+    from longspan.output.cutoffs import ScoreCost, TimeCost, best_cutoffs
 
     _check(args)
     counts = _counts(args)
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _constants(text: str) -> ProductTime:
-    from longspan.heads.product_time import ProductTime
+    from longspan.output.product_time import ProductTime
 
     try:
         constant, per_score, floor = map(float, text.split(","))
@@ -143,7 +143,7 @@ def _read_counts(path: Path) -> list[int]:
 
 
 def _measured(args: argparse.Namespace) -> ProductTime:
-    from longspan.heads.product_time import fit, measure, typical_error
+    from longspan.output.product_time import fit, measure, typical_error
     from longspan.runs.environment import pick_device
 
     device, width = pick_device(args.device or DEVICE), args.width or WIDTH

@@ -9,7 +9,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from longspan.cli.figures import SCORED, final_figures
-from longspan.cli.starting import add_options, option_lines, wanted
+from longspan.cli.train_options import add_options, option_lines, wanted
 from longspan.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def _search(config: RunConfig | None, out: Path) -> RunFolder:
     reporter = reporter_for_stdout()
     try:
         if config is None:
-            return resume(out, reporter=reporter, method=Searching)
-        return train(config, out, reporter=reporter, method=Searching)
+            return resume(out, reporter=reporter, strategy=Searching)
+        return train(config, out, reporter=reporter, strategy=Searching)
     except Interrupted as stop:
         print(f"longspan: {stop}; go on with '{RunFolder(out).resume_command}'", file=sys.stderr)
         sys.exit(stop.exit_status)

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def freeze(folder: RunFolder, out: Path) -> None:
-    from longspan.runs.frozen import freeze_spans
+    from longspan.runs.freeze_spans import freeze_spans
 
     freeze_spans(folder, out)
     print(f"{out}: its windows are in config.toml; try 'longspan eval {quote(str(out))}'")

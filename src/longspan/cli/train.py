@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from longspan import recipes
 from longspan.cli import spans
 from longspan.cli.figures import final_figures
-from longspan.cli.starting import add_options, option_lines, wanted
+from longspan.cli.train_options import add_options, option_lines, wanted
 
 if TYPE_CHECKING:
     from longspan.config import RunConfig

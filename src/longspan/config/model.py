@@ -53,14 +53,14 @@ class AllAttentionConfig:
     num_layers: int = option(18, help="layers of attention; there is no feed-forward")
     width: int = option(512, help="size of the hidden states")
     num_heads: int = option(8, help="attention heads per layer")
-    num_slots: int = option(1024, help="persistent keys and values of every head")
-    dropout: float = option(0.0, help="dropout on attention weights, those of the slots included")
+    num_persistent: int = option(1024, help="persistent keys and values of every head", old_name="num_slots")
+    dropout: float = option(0.0, help="dropout on attention weights, those of persistent vectors included")
     embedding_dropout: float = option(0.0, help="dropout on the embeddings and on the last layer's output")
     span: SpanConfig = section(SpanConfig, help="where a head may look")
     vocabulary: VocabularyConfig = section(VocabularyConfig, help="how words are read and predicted")
 
     def __post_init__(self) -> None:
-        _check_sizes(self, "num_layers", "width", "num_heads", "num_slots")
+        _check_sizes(self, "num_layers", "width", "num_heads", "num_persistent")
         _check_heads(self)
         _check_dropout(self)
 

@@ -28,7 +28,11 @@ class ModernConfig:
         help="how distance counts in attention: turned queries and keys, one learned key per distance (as in "
         "adaptive-span), or not at all",
     )
-    rotary_base: float = option(10000.0, help="rotary positions: the slowest pair turns once in 6.3 x this")
+    rope_base: float = option(
+        10000.0,
+        help="RoPE base: the slowest pair turns once in 6.3 x this many positions",
+        old_name="rotary_base",
+    )
     convolution: int = option(
         0, help="let the first layer read this many tokens, itself and those right before, as one; 0 for none"
     )
@@ -47,7 +51,7 @@ class ModernConfig:
         help="leave each of these tables out of a token with this probability, from the second pass through "
         "the text on: rare n-grams are learned by heart otherwise",
     )
-    query_key_norm: bool = option(True, help="norm queries and keys in every head")
+    qk_norm: bool = option(True, help="norm queries and keys in every head", old_name="query_key_norm")
     memory: Literal["hidden", "keys-values"] = option(
         "hidden",
         help="remember hidden states and project them anew in every block, or keys and values as they were "
@@ -86,8 +90,8 @@ class ModernConfig:
             raise ValueError("ngram_rows must be at least 1 and below 2147483648")
         if self.ngram_width is not None and not 1 <= self.ngram_width <= self.width:
             raise ValueError(f"ngram_width must be between 1 and width {self.width}")
-        if not self.rotary_base > 1.0:
-            raise ValueError("rotary_base must be above 1")
+        if not self.rope_base > 1.0:
+            raise ValueError("rope_base must be above 1")
         for name in ("dropout", "ngram_dropout", "repeat_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must be at least 0 and below 1")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from longspan.config.words import shown
+from longspan.config.formatting import shown
 
 LETTERS = {"s": "attention", "l": "long attention", "f": "feed-forward", "i": "identity"}
 

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from longspan.config.words import dotted, shown, type_name
+from longspan.config.formatting import dotted, shown, type_name
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,11 +43,11 @@ class RunConfig:
         if self.search is not None and getattr(getattr(self.model, "span", None), "windows", None):
             raise ValueError("search finds which blocks attend: leave out model.span.windows or [search]")
 
-        passage = self.training.passage_length
+        segment = self.training.segment_length
         for stage in self.stage:
-            if passage is not None and passage % (stage.block_length or 1):
+            if segment is not None and segment % (stage.block_length or 1):
                 raise ValueError(
-                    f"training.passage_length, {passage}, must be a multiple of the block_length of stage "
+                    f"training.segment_length, {segment}, must be a multiple of the block_length of stage "
                     f"{stage.name!r}, {stage.block_length}"
                 )
 

@@ -11,12 +11,13 @@ import math
 import sys
 import types
 import typing
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import tomli_w
 
-from longspan.config.words import dotted, shown, type_name
+from longspan.config.formatting import dotted, shown, type_name
 from longspan.errors import UserError, nearest
 
 if sys.version_info >= (3, 11):
@@ -27,11 +28,12 @@ else:
 T = TypeVar("T")
 
 
-def option(default: Any = dataclasses.MISSING, *, help: str) -> Any:
-    """A documented field; without a default it must be given."""
+def option(default: Any = dataclasses.MISSING, *, help: str, old_name: str | None = None) -> Any:
+    """A documented field; without a default it must be given. `old_name` is still read, with a warning."""
+    metadata = {"help": help, "old_name": old_name}
     if isinstance(default, (dict, list)):
-        return dataclasses.field(default_factory=lambda: type(default)(default), metadata={"help": help})
-    return dataclasses.field(default=default, metadata={"help": help})
+        return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def section(cls: type, *, help: str) -> Any:
@@ -47,7 +49,9 @@ def read(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for key, value in table.items():
-        name = key.replace("-", "_")
+        name = _current_name(key.replace("-", "_"), fields, where)
+        if name in values:
+            raise UserError(f"'{dotted(where, name)}' is given twice, once by its old name: keep one")
         if name not in fields:
             raise UserError(f"unknown key '{dotted(where, key)}'{nearest(name, fields)}")
         values[name] = convert(hints[name], value, dotted(where, name))
@@ -145,6 +149,16 @@ def convert(hint: Any, value: Any, where: str) -> Any:
             raise UserError(f"'{where}' must be a table, not {shown(value)}")
         return {key: convert(arguments[1], entry, f"{where}.{key}") for key, entry in value.items()}
     return _convert_scalar(hint, value, where)
+
+
+def _current_name(name: str, fields: Mapping[str, dataclasses.Field[Any]], where: str) -> str:
+    """The name of an option today, with a warning where `name` is an old one."""
+    for new, field in fields.items():
+        if name == field.metadata.get("old_name"):
+            message = f"'{dotted(where, name)}' is now called '{dotted(where, new)}': please rename it"
+            warnings.warn(message, FutureWarning, stacklevel=2)
+            return new
+    return name
 
 
 def _convert_scalar(hint: Any, value: Any, where: str) -> Any:

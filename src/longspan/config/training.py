@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from longspan.config.formatting import shown
 from longspan.config.schema import option
-from longspan.config.words import shown
 
 # Options that only some choices heed; with the others they must stay as they are.
 _HEEDED_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -113,10 +113,11 @@ class TrainingConfig:
     batch_size: int = option(64, help="lanes: texts read side by side")
     block_length: int = option(512, help="tokens read per step in every lane")
     block_jitter: bool = option(False, help="draw each block's length around block_length, as SHA-RNN does")
-    passage_length: int | None = option(
+    segment_length: int | None = option(
         None,
-        help="read the text in passages of so many tokens in random order, each from an empty memory; a "
+        help="read the text in segments of so many tokens in random order, each from an empty memory; a "
         "multiple of block_length (default: every lane reads on to the end of its part)",
+        old_name="passage_length",
     )
     at_end: Literal["restart", "stop"] = option(
         "restart",
@@ -128,9 +129,10 @@ class TrainingConfig:
     compile: bool = option(
         False, help="compile with torch.compile all of the model but attention, whose shapes follow the spans"
     )
-    rehearsal: int = option(
+    compile_warmup: int = option(
         0,
         help="steps to take and take back before training, so that compiling is not counted in its time",
+        old_name="rehearsal",
     )
     average: float = option(
         0.0,
@@ -138,7 +140,7 @@ class TrainingConfig:
         "0.999 (0: the weights themselves)",
     )
     device: str = option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one")
-    seed: int = option(1, help="seed of initial weights, dropout, block lengths and the order of passages")
+    seed: int = option(1, help="seed of initial weights, dropout, block lengths and the order of segments")
     log_every: int = option(50, help="steps between two lines of metrics")
     evaluate_every: int = option(1000, help="steps between two evaluations; 0 for none until the end")
     checkpoint_every: int = option(1000, help="steps between two checkpoints; 0 for none until the end")
@@ -146,15 +148,15 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         if min(self.batch_size, self.block_length, self.log_every) < 1:
             raise ValueError("batch_size, block_length and log_every must be at least 1")
-        if self.passage_length is not None:
-            if self.passage_length < 1 or self.passage_length % self.block_length:
-                raise ValueError(f"passage_length must be a multiple of block_length, {self.block_length}")
+        if self.segment_length is not None:
+            if self.segment_length < 1 or self.segment_length % self.block_length:
+                raise ValueError(f"segment_length must be a multiple of block_length, {self.block_length}")
             if self.block_jitter:
-                raise ValueError("block_jitter is for lanes that read on: leave out passage_length")
+                raise ValueError("block_jitter is for lanes that read on: leave out segment_length")
         if not 1 <= self.micro_batches <= self.batch_size:
             raise ValueError(f"micro_batches must lie between 1 and the batch_size, {self.batch_size}")
-        if min(self.evaluate_every, self.checkpoint_every, self.rehearsal) < 0:
-            raise ValueError("evaluate_every, checkpoint_every and rehearsal must not be negative")
+        if min(self.evaluate_every, self.checkpoint_every, self.compile_warmup) < 0:
+            raise ValueError("evaluate_every, checkpoint_every and compile_warmup must not be negative")
         if not 0.0 <= self.average < 1.0:
             raise ValueError("average must be at least 0 and below 1")
         if not 0 <= self.seed < 2**63:

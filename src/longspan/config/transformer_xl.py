@@ -93,7 +93,9 @@ class TransformerXLConfig:
     biases: Literal["shared", "per-layer"] = option(
         "shared", help="whether all layers share the two biases of the queries"
     )
-    num_slots: int = option(0, help="persistent keys and values of every head, as in all-attention")
+    num_persistent: int = option(
+        0, help="persistent keys and values of every head, as in all-attention", old_name="num_slots"
+    )
     span: SpanConfig | None = option(
         None, help="spans as in adaptive-span, up to a limit of memory_length (default: the whole memory)"
     )
@@ -117,8 +119,8 @@ class TransformerXLConfig:
             )
         if self.head_width is not None and self.head_width < 1:
             raise ValueError("head_width must be at least 1")
-        if min(self.memory_length, self.num_slots) < 0 or (self.clamp_length or 0) < 0:
-            raise ValueError("memory_length, num_slots and clamp_length must not be negative")
+        if min(self.memory_length, self.num_persistent) < 0 or (self.clamp_length or 0) < 0:
+            raise ValueError("memory_length, num_persistent and clamp_length must not be negative")
         # Without a pattern it is for a search; with one that has no l it is for nobody, as long as it may be.
         long = self.long_memory_length
         if long is not None and long <= self.memory_length and "l" in (self.pattern or "l"):

@@ -1,17 +1,17 @@
-"""Text as models read it: named corpora, tokenizers, token files, lanes and passages."""
+"""Text as models read it: named corpora, tokenizers, token files, lanes and segments."""
 
-from longspan.data.lanes import Block, LanePosition, Lanes, check_fits
-from longspan.data.passages import Passages
+from longspan.data.lanes import LanePosition, Lanes, TokenBlock, check_fits
 from longspan.data.preparation import TokenizedCorpus, prepare
+from longspan.data.segments import Segments
 from longspan.data.statistics import count_tokens, order_0_entropy
 from longspan.data.token_file import TokenFile
 from longspan.data.tokenizers import Tokenizer, TokenStream, load_tokenizer
 
 __all__ = [
-    "Block",
     "LanePosition",
     "Lanes",
-    "Passages",
+    "Segments",
+    "TokenBlock",
     "TokenFile",
     "TokenStream",
     "TokenizedCorpus",

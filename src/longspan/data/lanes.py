@@ -27,12 +27,12 @@ class LanePosition:
     """Where all lanes stand: everything the next block depends on besides the lanes themselves."""
 
     blocks: int = 0  # read so far
-    offset: int = 0  # columns of the current pass that have been read
-    passes: int = 0  # times the end was reached
+    offset: int = 0  # columns of the current epoch that have been read
+    epoch: int = 0  # times the end was reached
 
 
 @dataclass(frozen=True)
-class Block:
+class TokenBlock:
     """T tokens of every lane, and what follows each of them."""
 
     tokens_BT: Tensor
@@ -72,22 +72,22 @@ class Lanes:
         self._rows = range(batch_size) if rows is None else rows
         check_fits(tokens, batch_size, block_length)
 
-    def next(self, position: LanePosition) -> Block | None:
+    def next(self, position: LanePosition) -> TokenBlock | None:
         """The block at `position`; nothing when the walk stops at the end and is there."""
         draw = random.Random(f"{self._seed}/{position.blocks}")
-        offset, passes = position.offset, position.passes
+        offset, epoch = position.offset, position.epoch
         room = self._lane_length - self._block_length
         if self._at_end == "restart" and offset >= room:
             # as the adaptive-span original: anywhere in the first block, if the lane is that long
-            offset, passes = draw.randrange(min(self._block_length, room)), passes + 1
+            offset, epoch = draw.randrange(min(self._block_length, room)), epoch + 1
         length = min(self._draw_length(draw), self._lane_length - 1 - offset)
         if length <= 0:
             return None
         lanes = [row * self._lane_length + offset for row in self._rows]
         return as_block(
             [self._tokens[begin : begin + length + 1] for begin in lanes],
-            begins=position.blocks == 0 or passes > position.passes,
-            position=LanePosition(position.blocks + 1, offset + length, passes),
+            begins=position.blocks == 0 or epoch > position.epoch,
+            position=LanePosition(position.blocks + 1, offset + length, epoch),
         )
 
     def _draw_length(self, draw: random.Random) -> int:
@@ -98,13 +98,13 @@ class Lanes:
         return min(max(5, int(draw.gauss(base, 5))), self._block_length)
 
 
-def as_block(texts: Sequence[npt.NDArray[Any]], *, begins: bool, position: LanePosition) -> Block:
+def as_block(texts: Sequence[npt.NDArray[Any]], *, begins: bool, position: LanePosition) -> TokenBlock:
     """Of T + 1 tokens of every lane."""
     both = np.empty((len(texts), len(texts[0])), dtype=np.int64)
     for row, text in zip(both, texts, strict=True):
         row[:] = text
     block = torch.from_numpy(both)
-    return Block(block[:, :-1].contiguous(), block[:, 1:].contiguous(), begins, position)
+    return TokenBlock(block[:, :-1].contiguous(), block[:, 1:].contiguous(), begins, position)
 
 
 def check_fits(tokens: Sized, batch_size: int, length: int, unit: str = "block") -> None:

@@ -82,7 +82,7 @@ class AdaptiveSpan(Translation):
         width = options.get("hidden_size", tensors.size(*((name, 1) for name in attention)))
         if width % head_width:
             raise tensors.misfit("key_pe")
-        num_slots = options.get("pers_mem_size", _num_slots(tensors))
+        num_persistent = options.get("pers_mem_size", _num_slots(tensors))
         span = SpanConfig(
             kind="learned" if options.get("adapt_span_enabled", f"layers.0.{SPAN}" in tensors) else "fixed",
             limit=options.get("attn_span", limit),
@@ -100,8 +100,8 @@ class AdaptiveSpan(Translation):
             "span": span,
             "vocabulary": _vocabulary(tensors, options),
         }
-        if num_slots:
-            return AllAttentionConfig(num_slots=num_slots, **common)
+        if num_persistent:
+            return AllAttentionConfig(num_persistent=num_persistent, **common)
         inner = [(f"layers.0.ff.{part}", dim) for part, dim in INNER]
         return AdaptiveSpanConfig(
             inner_width=options.get("inner_hidden_size", tensors.size(*inner)), **common
@@ -129,8 +129,8 @@ def _layer(config: AdaptiveSpanConfig | AllAttentionConfig, layer: int) -> Table
     if config.span.kind == "learned":
         table[SPAN] = Entry((f"{attention}.span.fraction_H",), lambda z_H11: (z_H11.flatten(),))
     if all_attention:
-        table[f"{SLOTS}.key"] = Entry((f"{attention}.slots.keys_HPK",), lambda keys_HKP: (keys_HKP.mT,))
-        table[f"{SLOTS}.val"] = Entry((f"{attention}.slots.values_HPK",))
+        table[f"{SLOTS}.key"] = Entry((f"{attention}.persistent.keys_HPK",), lambda keys_HKP: (keys_HKP.mT,))
+        table[f"{SLOTS}.val"] = Entry((f"{attention}.persistent.values_HPK",))
         return table
     feed_forward = f"blocks.{2 * layer + 1}"
     parts = {"ff.fc1": "expand", "ff.fc2": "contract", "norm2": "norm"}

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from longspan.kernels.paths import is_for_kernels
+from longspan.kernels.dispatch import use_triton
 
 FEW = 16
 """With more rows than this a product takes longer than reading its weights."""
@@ -80,11 +80,11 @@ def relu_feed_forward(
 
 
 def _kernels(x: Tensor) -> ModuleType | None:
-    if not is_for_kernels(x):
+    if not use_triton(x):
         return None
-    from longspan.kernels import few_rows
+    from longspan.kernels import gemv
 
-    return few_rows
+    return gemv
 
 
 def _on_cpu(x: Tensor) -> bool:

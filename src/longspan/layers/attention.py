@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from longspan.kernels.linear import FEW, FixedProduct, linear
-from longspan.kernels.placing import Placed, place
+from longspan.kernels.qk_norm_rope import Placed, place
 from longspan.kernels.span_attention import cuts_windows, head_groups, one_token, soft_mask, span_attention
-from longspan.layers import head_memory
+from longspan.layers import kv_cache
 from longspan.layers.block import Block, Step
 from longspan.layers.dropout import GrowingDropout, dropout
-from longspan.layers.head_rows import of_heads
 from longspan.layers.linear import Linear
+from longspan.layers.persistent_memory import PersistentMemory
 from longspan.layers.positions import LearnedDistanceKeys, Positions
 from longspan.layers.post_norm import kernels_for, normed_sum
 from longspan.layers.projections import end_to_end, product_dtype, rows_of_heads
-from longspan.layers.query_key_norm import QueryKeyNorm
-from longspan.layers.slots import PersistentSlots
+from longspan.layers.qk_norm import QueryKeyNorm
+from longspan.layers.select_heads import select_heads
 from longspan.layers.span import Span
 from longspan.layers.span_step import HeadsOfOneWindow, SpanStep, step_groups
 from longspan.state import State
@@ -45,7 +45,7 @@ class Attention(Block):
     With `norm_recalled` it holds the last h, and they are normed when they are recalled.
     A text begins with a memory of zeros that take part in the softmax, or, with `empty_start`, with nothing:
     the state then counts the rows that are filled. A position sees itself only with `sees_itself`.
-    Beside the text every head may see persistent `slots`.
+    Beside the text every head may see persistent `persistent`.
 
     The memory is projected anew with the current weights in every block, for every group of heads as far back
     as it sees. For decoding with fixed weights `decoding_state` replaces it by these keys and values.
@@ -54,7 +54,7 @@ class Attention(Block):
     and as they were when they were read: nothing is projected twice, and in training those of older blocks
     come from older weights, which learn from them only within their own block.
 
-    `norm` makes the norm that LN stands for; with `query_key_norm` queries and keys are normed in every head.
+    `norm` makes the norm that LN stands for; with `qk_norm` queries and keys are normed in every head.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Attention(Block):
         *,
         span: Span,
         positions: Positions,
-        slots: PersistentSlots | None = None,
+        persistent: PersistentMemory | None = None,
         head_width: int | None = None,
         dropout: float,
         output_dropout: float | GrowingDropout = 0.0,
@@ -73,7 +73,7 @@ class Attention(Block):
         sees_itself: bool = False,
         empty_start: bool = False,
         norm: Callable[[int], nn.Module] = nn.LayerNorm,
-        query_key_norm: bool = False,
+        qk_norm: bool = False,
         memory: Literal["hidden", "keys-values"] = "hidden",
     ) -> None:
         super().__init__()
@@ -89,12 +89,12 @@ class Attention(Block):
         self.value = Linear(width, inner_width, bias=False)
         self.out = Linear(inner_width, width, bias=False)
         self.norm = norm(width)
-        self.query_key_norm = QueryKeyNorm(num_heads) if query_key_norm else None
+        self.qk_norm = QueryKeyNorm(num_heads) if qk_norm else None
         self.span = span
         if not positions.shared:
             self.positions = positions
         self._positions = (positions,)  # in a tuple those that the model owns are not registered again
-        self.slots = slots
+        self.persistent = persistent
         self.dropout = dropout
         self.output_dropout = output_dropout
         self.norm_first = norm_first
@@ -106,7 +106,7 @@ class Attention(Block):
     def initial_state(self, batch_size: int) -> State:
         weight, length = self.query.weight, self.span.memory_length
         if self.keeps_keys:
-            rows = head_memory.empty(weight, batch_size, self.span.caps, length, self.head_width)
+            rows = kv_cache.empty(weight, batch_size, self.span.caps, length, self.head_width)
         else:
             rows = weight.new_zeros(length, batch_size, weight.shape[1]).transpose(0, 1)
         counters = ["filled"] * self.empty_start + ["read"] * self._positions[0].counts
@@ -148,8 +148,8 @@ class Attention(Block):
             position_map_HKE=terms.distance_map_HKD,
             filled_B=self._filled(state) if self.sees_itself else None,
             first_distance=0 if self.sees_itself else 1,
-            slots=None if self.slots is None else self.slots.of(order),
-            spans_H=None if spans_H is None else of_heads(spans_H, order),
+            persistent=None if self.persistent is None else self.persistent.of(order),
+            spans_H=None if spans_H is None else select_heads(spans_H, order),
             ramp=self.span.ramp,
             renormalise=self.span.renormalise,
             dropout=self.dropout if self.training else 0.0,
@@ -160,9 +160,9 @@ class Attention(Block):
             new = _of_groups(new_BTXK, [len(heads) for heads in groups])
             remembered: dict[str, State | Tensor] = {"past": _numbered(map(self._append, past, new, reaches))}
         elif self.keeps_keys:
-            in_place = of_heads(new_BTXK, _of_kinds((0, 1), _places(order), self.num_heads), dim=2)
+            in_place = select_heads(new_BTXK, _of_kinds((0, 1), _places(order), self.num_heads), dim=2)
             caps, depth = self.span.caps, self.span.memory_length
-            remembered = {"memory": head_memory.appended(state.tensor("memory"), in_place, caps, depth)}
+            remembered = {"memory": kv_cache.appended(state.tensor("memory"), in_place, caps, depth)}
         else:
             # Of what is only projected again, no more needs to be kept than the projection reads.
             new_BTD = h_BTD if self.norm_recalled else x_BTD.to(k_BHTK.dtype)
@@ -218,13 +218,13 @@ class Attention(Block):
         layers, per_head = (self.query, self.key, self.value), (3 * self.num_heads, self.head_width)
         if weights is None:
             rows_BTRK = torch.unflatten(torch.cat([layer(x_BTD) for layer in layers], dim=-1), -1, per_head)
-            return of_heads(rows_BTRK, _of_kinds((0, 1, 2), order, self.num_heads), dim=2)
+            return select_heads(rows_BTRK, _of_kinds((0, 1, 2), order, self.num_heads), dim=2)
         return torch.unflatten(linear(x_BTD, weights.qkv), -1, per_head)
 
     def _merged(self, attended_BTHK: Tensor, order: list[int], weights: _Weights | None) -> Tensor:
         """Wo times what heads in this order have found."""
         if weights is None:
-            return self.out(of_heads(attended_BTHK, _places(order), dim=2).flatten(2))
+            return self.out(select_heads(attended_BTHK, _places(order), dim=2).flatten(2))
         return linear(attended_BTHK.flatten(2), weights.out)
 
     def _joined(self, h_BTD: Tensor, out_BTD: Tensor) -> Tensor:
@@ -247,7 +247,7 @@ class Attention(Block):
         if cuts_windows(self.query.weight, self.head_width):
             return self._recordable_step(state)
         positions, spans_H = self._positions[0], self.span.spans_H()
-        plain = not self.sees_itself and self.slots is None and self.query_key_norm is None
+        plain = not self.sees_itself and self.persistent is None and self.qk_norm is None
         weight = self.query.weight
         exact = weight.dtype in (torch.float32, torch.float64) and weight.device.type == "cpu"
         if spans_H is None or not (self.span.renormalise and plain and exact and "memory" in state):
@@ -285,7 +285,7 @@ class Attention(Block):
             position_bias_HK=terms.distance_bias_HK,
             filled_B=self._filled(state) if self.sees_itself else None,
             first_distance=0 if self.sees_itself else 1,
-            slots=None if self.slots is None else self.slots.of(order),
+            persistent=None if self.persistent is None else self.persistent.of(order),
             spans_H=spans_H,
             ramp=self.span.ramp,
             renormalise=self.span.renormalise,
@@ -311,16 +311,16 @@ class Attention(Block):
             return [state.branch("past").tensor(str(number)) for number in range(len(groups))]
         memory = state.tensor("memory")
         if self.keeps_keys:
-            rows = head_memory.by_head(memory, self.span.caps)
+            rows = kv_cache.by_head(memory, self.span.caps)
             each = zip(groups, reaches, strict=True)
-            return [head_memory.of_group([rows[head] for head in heads], reach) for heads, reach in each]
+            return [kv_cache.of_group([rows[head] for head in heads], reach) for heads, reach in each]
         nears = [_last(memory, reach) for reach in reaches]
         if weights is None:
             both = (self.key.weight, self.value.weight)
             recalled = [torch.cat([self._rows(weight, heads) for weight in both]) for heads in groups]
         else:
             recalled = weights.recalled
-            as_they_are = not (self.norm_recalled or self.query_key_norm or self._positions[0].counts)
+            as_they_are = not (self.norm_recalled or self.qk_norm or self._positions[0].counts)
             if len(groups) > 1 and as_they_are and cuts_windows(memory, self.head_width):
                 past = end_to_end(memory.transpose(0, 1), reaches, recalled)
                 return [torch.unflatten(kv_MBX, -1, (-1, self.head_width)).transpose(0, 1) for kv_MBX in past]
@@ -344,7 +344,7 @@ class Attention(Block):
 
         The first position is counted from the beginning of the block.
         """
-        gain_H = None if self.query_key_norm is None else of_heads(self.query_key_norm.gain_H, heads)
+        gain_H = None if self.qk_norm is None else select_heads(self.qk_norm.gain_H, heads)
         base = self._positions[0].base
         if base is None:
             return place(rows_BTRK, len(heads), gain_H=gain_H)
@@ -382,7 +382,7 @@ class Attention(Block):
     def _rows(self, weight: Tensor, heads: list[int]) -> Tensor:
         """The rows of a matrix that belong to these heads, in their order."""
         by_head = torch.unflatten(weight, 0, (self.num_heads, self.head_width))
-        return of_heads(by_head, heads).flatten(0, 1)
+        return select_heads(by_head, heads).flatten(0, 1)
 
 
 def _last(x_BMX: Tensor, rows: int) -> Tensor:
@@ -404,7 +404,7 @@ def _of_groups(kv_BTXK: Tensor, sizes: list[int]) -> list[Tensor]:
     """Keys and values of every group of heads, [B, T, 2G, K]."""
     ends = list(accumulate(sizes))
     groups = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-    return [of_heads(kv_BTXK, _of_kinds((0, 1), heads, ends[-1]), dim=2) for heads in groups]
+    return [select_heads(kv_BTXK, _of_kinds((0, 1), heads, ends[-1]), dim=2) for heads in groups]
 
 
 def _numbered(tensors: Iterable[Tensor]) -> State:

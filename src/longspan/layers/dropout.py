@@ -23,7 +23,7 @@ class GrowingDropout(nn.Module):
         self.least, self.most = least, most
         self.register_buffer("probability", torch.tensor(least), persistent=False)
 
-    def begin_pass(self, number: int) -> None:
+    def begin_epoch(self, number: int) -> None:
         """Passes count from 0."""
         grown = min(max((number + 1 - FRESH) / (STALE - FRESH), 0.0), 1.0)
         self.probability.fill_(self.least + (self.most - self.least) * grown)

@@ -64,7 +64,7 @@ class NgramEmbeddings(nn.Module):
             {"before": torch.zeros(batch_size, max(self.sizes) - 1, dtype=torch.long, device=device)}
         )
 
-    def begin_pass(self, number: int) -> None:
+    def begin_epoch(self, number: int) -> None:
         """Passes count from 0: what is read for the first time cannot be known by heart."""
         self.silence.fill_(self.dropout if number > 0 else 0.0)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from longspan.layers.head_rows import of_heads
+from longspan.layers.select_heads import select_heads
 
 
 class Terms(NamedTuple):
@@ -114,8 +114,10 @@ class SinusoidDistances(Positions):
         self._biases = (biases,)  # in a tuple shared ones are not registered again
 
     def terms(self, num_queries: int, window: int, heads: list[int]) -> Terms:
-        u_GK, v_GK = (of_heads(x, heads) for x in (self._biases[0].content_HK, self._biases[0].distance_HK))
-        weight_GKD = of_heads(torch.unflatten(self.project.weight, 0, (self.num_heads, -1)), heads)
+        u_GK, v_GK = (
+            select_heads(x, heads) for x in (self._biases[0].content_HK, self._biases[0].distance_HK)
+        )
+        weight_GKD = select_heads(torch.unflatten(self.project.weight, 0, (self.num_heads, -1)), heads)
         head_width, width = weight_GKD.shape[1:]
         longest = 1 << (window - 1).bit_length()
         waves_WD = _waves(longest, width, self.clamp, weight_GKD.device)[:window].to(weight_GKD.dtype)

@@ -7,7 +7,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from longspan.kernels.paths import is_for_kernels
+from longspan.kernels.dispatch import use_triton
 from longspan.layers.dropout import GrowingDropout
 from longspan.layers.dropout import dropout as drop
 from longspan.layers.projections import product_dtype
@@ -39,7 +39,7 @@ def normed_sum(
 def kernels_for(norm: nn.Module, x: Tensor, dropout: float | GrowingDropout) -> ModuleType | None:
     """The kernels that do it on the device of `x`: for nothing but torch's norm with both its weights."""
     plain = type(norm) is nn.LayerNorm and norm.bias is not None and len(norm.normalized_shape) == 1
-    if not plain or isinstance(dropout, GrowingDropout) or not is_for_kernels(x):
+    if not plain or isinstance(dropout, GrowingDropout) or not use_triton(x):
         return None
     from longspan.kernels import post_norm
 

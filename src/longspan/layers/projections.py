@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from longspan.layers.head_rows import index_of
+from longspan.layers.select_heads import index_of
 
 
 def product_dtype(x: Tensor) -> torch.dtype:

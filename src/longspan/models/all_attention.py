@@ -3,7 +3,7 @@
 The all-attention network: layers of attention and nothing else. What the feed-forward block knew is held
 by persistent vectors that every head sees beside the text, in one softmax (section 3):
 
-    out = LN(h + attention(h; text and slots))
+    out = LN(h + attention(h; text and persistent))
 
 Positions, memory and learned spans are those of the adaptive-span transformer.
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from longspan.config import AllAttentionConfig
 from longspan.layers.attention import Attention
+from longspan.layers.persistent_memory import PersistentMemory
 from longspan.layers.positions import LearnedDistanceKeys
-from longspan.layers.slots import PersistentSlots
 from longspan.layers.span import build_span
 from longspan.models.stack import Stack
 from longspan.models.vocabulary import embedding_and_head
@@ -28,7 +28,7 @@ def all_attention(config: AllAttentionConfig, vocabulary_size: int) -> Stack:
             config.num_heads,
             span=build_span(config.span, config.num_heads),
             positions=positions,
-            slots=PersistentSlots(config.num_heads, config.num_slots, head_width),
+            persistent=PersistentMemory(config.num_heads, config.num_persistent, head_width),
             dropout=config.dropout,
             norm_first=False,
         )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from longspan.state import State
 
 if TYPE_CHECKING:
-    from longspan.heads import Head
+    from longspan.output import OutputHead
 
 
 class LanguageModel(nn.Module, ABC):
@@ -25,7 +25,7 @@ class LanguageModel(nn.Module, ABC):
     into blocks; the contract tests hold the model to what it declares.
     """
 
-    head: Head
+    head: OutputHead
     vocabulary_size: int
     block_invariant: bool = True
 
@@ -58,7 +58,7 @@ class LanguageModel(nn.Module, ABC):
         """Named terms added to the training loss and to nothing else."""
         return {}
 
-    def begin_pass(self, number: int) -> None:
+    def begin_epoch(self, number: int) -> None:
         """Called before every step of a run: the text is read for the first time (0), the second (1) ..."""
 
     def after_update(self) -> None:

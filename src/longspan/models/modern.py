@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longspan.config import ModernConfig
-from longspan.heads import SoftmaxHead
 from longspan.layers.attention import Attention
 from longspan.layers.block import Block
 from longspan.layers.dropout import GrowingDropout
@@ -36,6 +35,7 @@ from longspan.layers.rotary import RotaryPositions
 from longspan.layers.short_convolution import ShortConvolution
 from longspan.layers.span import build_span
 from longspan.models.stack import Stack
+from longspan.output import SoftmaxHead
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -67,7 +67,7 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
                 sees_itself=True,
                 empty_start=True,
                 norm=norm,
-                query_key_norm=config.query_key_norm,
+                qk_norm=config.qk_norm,
                 memory=config.memory,
             ),
             FeedForward(
@@ -107,7 +107,7 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
 
 def _positions(config: ModernConfig) -> Positions:
     if config.positions == "rotary":
-        return RotaryPositions(config.rotary_base)
+        return RotaryPositions(config.rope_base)
     if config.positions == "learned":
         return LearnedDistanceKeys(config.span.limit, config.width // config.num_heads)
     return NoPositions()

@@ -1,4 +1,4 @@
-"""Single Headed Attention RNN: Stop Thinking With Your Head (Merity, 2019).
+"""Single Headed Attention RNN: Stop Thinking With Your OutputHead (Merity, 2019).
 
 Every layer is an LSTM and a feed-forward block without a second matrix, "Boom"; between them one layer, or
 every layer, attends with a single head to what its LSTM has said before:
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from longspan.config import ShaRnnConfig
-from longspan.heads import SplitSoftmaxHead
 from longspan.layers.block import Block
 from longspan.layers.boom import Boom
-from longspan.layers.recurrent import Recurrent
+from longspan.layers.lstm import LSTMBlock
 from longspan.layers.sha_attention import SingleHeadAttention
 from longspan.models.interface import LanguageModel
 from longspan.models.stack import Stack
 from longspan.models.waves import in_waves
+from longspan.output import SplitSoftmaxHead
 from longspan.state import State
 
 EPSILON = 1e-12  # of all norms
@@ -52,7 +52,7 @@ def sha_rnn(config: ShaRnnConfig, vocabulary_size: int) -> Stack:
     width, dropout = config.width, config.dropout
     blocks: list[Block] = []
     for layer in range(config.num_layers):
-        blocks.append(Recurrent(width, dropout=dropout, epsilon=EPSILON))
+        blocks.append(LSTMBlock(width, dropout=dropout, epsilon=EPSILON))
         if config.attends(layer):
             blocks.append(
                 SingleHeadAttention(

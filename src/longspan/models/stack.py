@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longspan.heads import Head
 from longspan.layers.block import Block, Step
 from longspan.layers.dropout import GrowingDropout
 from longspan.layers.dropout import dropout as drop
@@ -16,6 +15,7 @@ from longspan.layers.embeddings import AdaptiveEmbedding
 from longspan.layers.ngrams import NgramEmbeddings
 from longspan.layers.span import LearnedSpan, clamp_and_read, span_penalty
 from longspan.models.interface import LanguageModel
+from longspan.output import OutputHead
 from longspan.state import State
 
 
@@ -31,7 +31,7 @@ class Stack(LanguageModel):
         self,
         embedding: nn.Embedding | AdaptiveEmbedding,
         blocks: Sequence[Block],
-        head: Head,
+        head: OutputHead,
         *,
         shared: Mapping[str, nn.Module] | None = None,
         final_norm: nn.Module | None = None,
@@ -93,10 +93,10 @@ class Stack(LanguageModel):
         if self.ngrams is not None:
             self.ngrams.compile_parts()
 
-    def begin_pass(self, number: int) -> None:
+    def begin_epoch(self, number: int) -> None:
         for module in self.modules():
             if isinstance(module, NgramEmbeddings | GrowingDropout):
-                module.begin_pass(number)
+                module.begin_epoch(number)
 
     def decoding_state(self, state: State) -> State:
         blocks = state.branch("blocks")

@@ -1,6 +1,6 @@
 """Pay Attention when Required (Mandava, Migacz, Fit-Florea, 2020): a stack that learns its own pattern.
 
-Every block is a `StochasticBlock` of all candidates. What it has learned is a distribution over patterns: the
+Every block is a `GumbelBlock` of all candidates. What it has learned is a distribution over patterns: the
 blocks are independent, so that a pattern has the product of its letters' probabilities.
 Shapes: B blocks of the stack, K candidates.
 """
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from longspan.config import AdaptiveSpanConfig, RunConfig, SearchConfig, TransformerXLConfig
+from longspan.layers.annealing import AnnealedTemperature
 from longspan.layers.block import Block
-from longspan.layers.stochastic import StochasticBlock
-from longspan.layers.temperature import Temperature
+from longspan.layers.gumbel_block import GumbelBlock
 from longspan.models.adaptive_span import adaptive_span
-from longspan.models.cost import Shape, flops
+from longspan.models.flops import Shape, flops
 from longspan.models.pattern import Arrange, Makers
 from longspan.models.stack import Stack
 from longspan.models.transformer_xl import transformer_xl
@@ -32,11 +32,11 @@ def supernet(config: RunConfig, vocabulary_size: int) -> Supernet:
     search = config.search
     assert search is not None
     steps = search.anneal_steps or sum(stage.steps for stage in config.stage)
-    temperature = Temperature(search, max(1, steps))
+    temperature = AnnealedTemperature(search, max(1, steps))
 
     def arrange(makers: Makers) -> list[Block]:
         return [
-            StochasticBlock(
+            GumbelBlock(
                 {letter: makers[letter]() for letter in search.candidates}, temperature, search.sampling
             )
             for _ in range(search.num_blocks)
@@ -57,10 +57,10 @@ class Supernet(Stack):
 
     costs_K: Tensor
 
-    def __init__(self, stack: Stack, temperature: Temperature, search: SearchConfig) -> None:
+    def __init__(self, stack: Stack, temperature: AnnealedTemperature, search: SearchConfig) -> None:
         super().__init__(
             stack.embedding,
-            [block for block in stack.blocks if isinstance(block, StochasticBlock)],
+            [block for block in stack.blocks if isinstance(block, GumbelBlock)],
             stack.head,
             shared={**dict(stack.shared.items()), "temperature": temperature},
             final_norm=stack.final_norm,
@@ -147,8 +147,8 @@ class Supernet(Stack):
             "temperature": self._temperature[0](),
         }
 
-    def _stochastic(self) -> list[StochasticBlock]:
-        return [block for block in self.blocks if isinstance(block, StochasticBlock)]
+    def _stochastic(self) -> list[GumbelBlock]:
+        return [block for block in self.blocks if isinstance(block, GumbelBlock)]
 
     def _log_probabilities_BK(self) -> Tensor:
         logits_BK = torch.stack([block.logits_K.detach() for block in self._stochastic()])

@@ -18,17 +18,17 @@ from torch import nn
 
 from longspan.config import SpanConfig, TransformerXLConfig
 from longspan.config.transformer_xl import XLVocabularyConfig
-from longspan.heads import AdaptiveSoftmaxHead
 from longspan.layers.attention import Attention
 from longspan.layers.block import Block
 from longspan.layers.embeddings import AdaptiveEmbedding
 from longspan.layers.feed_forward import FeedForward
 from longspan.layers.identity import Identity
+from longspan.layers.persistent_memory import PersistentMemory
 from longspan.layers.positions import QueryBiases, SinusoidDistances
-from longspan.layers.slots import PersistentSlots
 from longspan.layers.span import FixedSpan, Span, WholeMemory, build_span
 from longspan.models.pattern import Arrange, by_pattern
 from longspan.models.stack import Stack
+from longspan.output import AdaptiveSoftmaxHead
 
 
 def transformer_xl(
@@ -53,7 +53,7 @@ def transformer_xl(
                 clamp=config.clamp_length,
                 dropout=config.dropout,
             ),
-            slots=_slots(config, head_width),
+            persistent=_persistent(config, head_width),
             dropout=config.attention_dropout,
             output_dropout=config.dropout,
             norm_first=norm_first,
@@ -98,8 +98,9 @@ def _span(config: TransformerXLConfig, memory_length: int) -> Span:
     return WholeMemory(memory_length, config.num_heads)
 
 
-def _slots(config: TransformerXLConfig, head_width: int) -> PersistentSlots | None:
-    return PersistentSlots(config.num_heads, config.num_slots, head_width) if config.num_slots else None
+def _persistent(config: TransformerXLConfig, head_width: int) -> PersistentMemory | None:
+    size = config.num_persistent
+    return PersistentMemory(config.num_heads, size, head_width) if size else None
 
 
 def _embedding_and_head(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import nn
 
 from longspan.config import VocabularyConfig
-from longspan.heads import AdaptiveSoftmaxHead, Head, SoftmaxHead
 from longspan.layers.embeddings import AdaptiveEmbedding
+from longspan.output import AdaptiveSoftmaxHead, OutputHead, SoftmaxHead
 
 
 def embedding_and_head(
     config: VocabularyConfig, width: int, vocabulary_size: int
-) -> tuple[nn.Embedding | AdaptiveEmbedding, Head]:
+) -> tuple[nn.Embedding | AdaptiveEmbedding, OutputHead]:
     """Plain without cutoffs, adaptive with them."""
     if not config.cutoffs:
         return nn.Embedding(vocabulary_size, width), SoftmaxHead(width, vocabulary_size)

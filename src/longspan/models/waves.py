@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from longspan.layers.block import Block
+from longspan.layers.lstm import LSTMBlock
 from longspan.layers.reading import PlainReading, Reading, ReadsInPieces
-from longspan.layers.recurrent import Recurrent
 from longspan.state import State
 
 
@@ -28,7 +28,7 @@ def in_waves(
     length = h_BTD.shape[1]
     # In memory a piece is like any other block of text: compiled blocks are compiled once for both.
     pieces = [piece_BTD.contiguous() for piece_BTD in h_BTD.split(-(-length // num_pieces), dim=1)]
-    side_by_side = _SideBySide(h_BTD.device, blocks) if h_BTD.is_cuda else None
+    contiguous_split = _ContiguousSplit(h_BTD.device, blocks) if h_BTD.is_cuda else None
     readings: list[Reading] = []
     after = list(states)
     for wave in range(len(pieces) + len(blocks) - 1):
@@ -37,14 +37,14 @@ def in_waves(
             place = wave - number
             if not 0 <= place < len(pieces):
                 continue
-            with side_by_side.turn(number, pieces[place]) if side_by_side else nullcontext():
+            with contiguous_split.turn(number, pieces[place]) if contiguous_split else nullcontext():
                 if place == 0:
                     readings.append(_begin(blocks[number], states[number], length))
                 pieces[place] = readings[number].read(pieces[place])
                 if place == len(pieces) - 1:
                     after[number] = readings[number].end()
-    if side_by_side is not None:
-        side_by_side.join([*pieces, *(leaf for state in after for leaf in state.flatten().values())])
+    if contiguous_split is not None:
+        contiguous_split.join([*pieces, *(leaf for state in after for leaf in state.flatten().values())])
     return torch.cat(pieces, dim=1), after
 
 
@@ -52,7 +52,7 @@ def _begin(block: Block, state: State, length: int) -> Reading:
     return block.begin(state, length) if isinstance(block, ReadsInPieces) else PlainReading(block, state)
 
 
-class _SideBySide:
+class _ContiguousSplit:
     """Every block on a stream of its own.
 
     A tensor that another stream reads is recorded there: its memory must not be used again before.
@@ -62,7 +62,7 @@ class _SideBySide:
         self.main = torch.cuda.current_stream(device)
         # LSTMs go first: everything waits for them, and they start only where many multiprocessors are free.
         self.streams = [
-            _stream(device, number, priority=-1 if isinstance(block, Recurrent) else 0)
+            _stream(device, number, priority=-1 if isinstance(block, LSTMBlock) else 0)
             for number, block in enumerate(blocks)
         ]
         for stream in self.streams:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from longspan.errors import UserError, is_out_of_memory
 from longspan.files import whole_file
+from longspan.runs.old_names import current_facts, current_tensor_name
 
 SUFFIX = ".safetensors"
 
@@ -80,7 +81,8 @@ def _read(path: Path) -> Checkpoint:
         raise _Damage("not a checkpoint of longspan")
     if metadata["checksum"] != _checksum(tensors, metadata["facts"]):
         raise _Damage("damaged")
-    return Checkpoint(tensors, json.loads(metadata["facts"]))
+    named = {current_tensor_name(name): tensor for name, tensor in tensors.items()}
+    return Checkpoint(named, current_facts(json.loads(metadata["facts"])))
 
 
 def _checksum(tensors: Mapping[str, Tensor], said: str) -> str:

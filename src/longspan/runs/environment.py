@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from longspan.errors import UserError
-from longspan.kernels.span_attention import processor
+from longspan.kernels.span_attention import cpu
 from longspan.version import VERSION
 
 _SOURCES = Path(__file__).resolve().parents[3]  # the checkout, if the package runs from one
@@ -33,7 +33,7 @@ def pick_device(name: str) -> torch.device:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Versions, machine and device, as JSON can hold them."""
-    compiled = device.type == "cpu" and processor.is_here()
+    compiled = device.type == "cpu" and cpu.is_here()
     return {
         "longspan": VERSION,
         "python": platform.python_version(),

@@ -1,16 +1,16 @@
 """Training: from a configuration to a run folder."""
 
 from longspan.training.errors import Diverged, Interrupted
-from longspan.training.method import Method
 from longspan.training.reporter import PlainReporter, Reporter, reporter_for_stdout
 from longspan.training.run import is_finished, resume, train
+from longspan.training.strategy import Strategy
 
 __all__ = [
     "Diverged",
     "Interrupted",
-    "Method",
     "PlainReporter",
     "Reporter",
+    "Strategy",
     "is_finished",
     "reporter_for_stdout",
     "resume",

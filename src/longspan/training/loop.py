@@ -1,6 +1,6 @@
 """The training loop: steps, and between them metrics, evaluations, checkpoints and stages.
 
-It knows the model's interface and no model; what kinds of training do differently it leaves to a `Method`.
+It knows the model's interface and no model; what kinds of training do differently it leaves to a `Strategy`.
 All that decides the next step is in a checkpoint, and what is due between two steps follows from the counters
 alone: so a run that was stopped anywhere goes on as if it had not been.
 """
@@ -15,27 +15,27 @@ from typing import Any, Literal
 import numpy.typing as npt
 
 from longspan.config import StageConfig, TrainingConfig
-from longspan.data import Block, Lanes, Passages, TokenizedCorpus
+from longspan.data import Lanes, Segments, TokenBlock, TokenizedCorpus
 from longspan.evaluation import Score, evaluate
 from longspan.models import LanguageModel
 from longspan.optim import fraction
 from longspan.runs import Checkpoint, RunFolder, checkpoint
-from longspan.runs.settled import settled
-from longspan.training import snapshot
-from longspan.training.ahead import Ahead
+from longspan.runs.resume_checks import settled
+from longspan.training import train_state
 from longspan.training.averaging import Average
 from longspan.training.clock import Clock
+from longspan.training.compile_warmup import warm_up_compilation
+from longspan.training.divergence import DivergenceCheck
 from longspan.training.errors import Interrupted
-from longspan.training.health import Health
+from longspan.training.formatting import duration, readable
 from longspan.training.interrupt import Interrupt
-from longspan.training.lines import duration, readable
-from longspan.training.method import Method
-from longspan.training.progress import Progress
+from longspan.training.loss_meter import LossMeter
+from longspan.training.prefetch import Prefetcher
 from longspan.training.records import Records
-from longspan.training.rehearsal import rehearse
 from longspan.training.reporter import Reporter
+from longspan.training.run_progress import RunProgress
 from longspan.training.step import Updater
-from longspan.training.window import Window
+from longspan.training.strategy import Strategy
 
 
 class Loop:
@@ -48,18 +48,18 @@ class Loop:
         model: LanguageModel,
         reporter: Reporter,
         resume_from: Checkpoint | None = None,
-        method: type[Method] = Method,
+        strategy: type[Strategy] = Strategy,
     ) -> None:
         self._folder, self._corpus, self._model, self._reporter = folder, corpus, model, reporter
         self._config = folder.config
-        self._method = method(model, self._config)
+        self._strategy = strategy(model, self._config)
         training = self._config.training
         self._device = next(model.parameters()).device
         self._updater = Updater(model, precision=training.precision, micro_batches=training.micro_batches)
         longest = max(map(self._config.block_length, self._config.stage))
-        self._blocks = Ahead(training.batch_size * longest, self._device)
+        self._blocks = Prefetcher(training.batch_size * longest, self._device)
         self._average = Average(model, training.average) if training.average else None
-        self._health = Health(folder, model)
+        self._divergence = DivergenceCheck(folder, model)
         self._interrupt = Interrupt()
         self._clock = Clock()
         self._measure = ""
@@ -69,7 +69,7 @@ class Loop:
             self._restore(resume_from)
 
     def _begin(self) -> None:
-        self._progress, self._window = Progress(), Window()
+        self._progress, self._losses = RunProgress(), LossMeter()
         self._begin_stage()
         self._state = self._model.initial_state(self._config.training.batch_size)
         self._records = Records(self._folder)
@@ -77,12 +77,12 @@ class Loop:
 
     def _restore(self, saved: Checkpoint) -> None:
         facts = saved.facts
-        self._progress = Progress.from_json(facts["progress"])
-        self._window = Window.from_json(facts["window"])
+        self._progress = RunProgress.from_json(facts["progress"])
+        self._losses = LossMeter.from_json(facts["loss_meter"])
         if not self._folder.checkpoint("best").exists():  # it is lost: the next evaluation keeps another
             self._progress.best_loss, self._progress.evaluated = None, 0
         self._begin_stage()
-        self._state = snapshot.unpack(saved, self._model, self._method.optimizers, self._device)
+        self._state = train_state.unpack(saved, self._model, self._strategy.optimizers, self._device)
         if self._average is not None:
             self._average.restore(saved.below("average"))
         self._updater.scaler.load_state_dict(facts["scaler"])
@@ -108,11 +108,11 @@ class Loop:
 
     def _train(self) -> None:
         training, progress = self._config.training, self._progress
-        if training.rehearsal:
-            rehearse(
-                training.rehearsal,
+        if training.compile_warmup:
+            warm_up_compilation(
+                training.compile_warmup,
                 self._updater,
-                self._method,
+                self._strategy,
                 self._stage,
                 self._blocks,
                 progress.position,
@@ -147,19 +147,19 @@ class Loop:
         return True
 
     def _begin_stage(self) -> None:
-        self._method.begin_stage(self._stage)
+        self._strategy.begin_stage(self._stage)
         tokens, block_length = self._corpus.splits["train"].tokens, self._config.block_length(self._stage)
         self._blocks.follow(_walk(tokens, self._config.training, block_length))
 
-    def _step(self, block: Block) -> None:
+    def _step(self, block: TokenBlock) -> None:
         stage, progress = self._stage, self._progress
         if block.begins:
             self._state = self._model.initial_state(block.tokens_BT.shape[0])
-        self._model.begin_pass(block.position.passes)
+        self._model.begin_epoch(block.position.epoch)
         part = fraction(stage, progress.stage_step + 1, progress.stage_seconds)
         progress.learning_rate = stage.learning_rate * part
         clip_norm = 0.0 if stage.optimizer == "adagrad" else stage.clip_norm  # adagrad clips on its own
-        moving = self._method.moving(progress.step + 1, part)
+        moving = self._strategy.moving(progress.step + 1, part)
         nats, self._state = self._updater.update(
             block.tokens_BT, block.targets_BT, self._state, moving, clip_norm
         )
@@ -167,7 +167,7 @@ class Loop:
         progress.count_step(tokens, block.position)
         if self._average is not None:
             self._average.follow(progress.step)
-        self._window.add(nats, tokens, progress.step, progress.learning_rate)
+        self._losses.add(nats, tokens, progress.step, progress.learning_rate)
         self._count_time()
         self._unsaved = True
         self._show_status()
@@ -176,7 +176,7 @@ class Loop:
         """Add what has passed since the last time to the time spent training."""
         seconds = self._clock.lap()
         self._progress.count_time(seconds)
-        self._window.seconds += seconds
+        self._losses.seconds += seconds
 
     @contextmanager
     def _apart_from_training(self) -> Iterator[None]:
@@ -184,8 +184,8 @@ class Loop:
 
         The checks wait for the device: what it still had to do is part of the training.
         """
-        self._health.check_losses(self._window)
-        self._health.check_weights(self._progress)
+        self._divergence.check_losses(self._losses)
+        self._divergence.check_weights(self._progress)
         self._count_time()
         try:
             yield
@@ -197,22 +197,22 @@ class Loop:
         return nullcontext() if self._average is None else self._average.in_place()
 
     def _log(self) -> None:
-        self._health.check_losses(self._window)  # waits for the device: only now is the time right
+        self._divergence.check_losses(self._losses)  # waits for the device: only now is the time right
         self._count_time()
-        progress, window = self._progress, self._window
+        progress, losses = self._progress, self._losses
         train = self._corpus.splits["train"]
         line: dict[str, Any] = {
             "kind": "train",
             "step": progress.step,
             "stage": self._stage.name,
-            "loss": window.loss,
+            "loss": losses.loss,
             # Nobody has counted the bytes of just these tokens: the split's average has to do.
-            "bits_per_byte": window.loss / math.log(2) * (len(train) / train.num_bytes),
+            "bits_per_byte": losses.loss / math.log(2) * (len(train) / train.num_bytes),
             "learning_rate": progress.learning_rate,
             "tokens": progress.tokens,
             "seconds": progress.seconds,
-            "tokens_per_second": window.tokens / window.seconds,
-            **self._method.findings(),
+            "tokens_per_second": losses.tokens / losses.seconds,
+            **self._strategy.findings(),
         }
         seen = self._model.diagnostics()
         if "spans_LH" in seen:
@@ -226,15 +226,15 @@ class Loop:
             )
         self._records.write(line)
         self._reporter.log(readable(line))
-        self._measure = f"loss {window.loss:.3f}"
-        self._window = Window()
+        self._measure = f"loss {losses.loss:.3f}"
+        self._losses = LossMeter()
         self._unsaved = True
 
     def _evaluate(self) -> None:
         progress = self._progress
         with self._apart_from_training(), self._averaged():
             score, beside = self._judge("valid", self._config.evaluation.max_tokens)
-            findings = self._method.findings()
+            findings = self._strategy.findings()
         progress.evaluated = progress.step
         self._unsaved = True
         best = progress.best_loss is None or score.loss < progress.best_loss
@@ -257,7 +257,7 @@ class Loop:
     def _finish(self) -> None:
         """Score the best weights on all that is held out; the line that says so makes the run finished."""
         progress = self._progress
-        if self._window.tokens:
+        if self._losses.tokens:
             self._log()
         if progress.evaluated != progress.step:
             self._evaluate()
@@ -266,13 +266,18 @@ class Loop:
         best = checkpoint.load(self._folder.checkpoint("best"))
         self._model.load_state_dict(best.below("model"))
         limit = self._config.evaluation.max_tokens_final
-        line = {"kind": "final", "step": progress.best_step, "checkpoint": "best", **self._method.findings()}
+        line = {
+            "kind": "final",
+            "step": progress.best_step,
+            "checkpoint": "best",
+            **self._strategy.findings(),
+        }
         line |= {split: _figures(*self._judge(split, limit)) for split in ("valid", "test")}
         self._records.write(line)
         self._records.settle()
 
     def _judge(self, split: str, max_tokens: int | None) -> tuple[Score, dict[str, Score]]:
-        return self._method.judge(lambda: self._score(split, max_tokens))
+        return self._strategy.judge(lambda: self._score(split, max_tokens))
 
     def _score(self, split: str, max_tokens: int | None) -> Score:
         def show(done: int, total: int) -> None:
@@ -289,7 +294,7 @@ class Loop:
             device=self._device,
             progress=show,
         )
-        self._health.check_score(score, split, self._progress)
+        self._divergence.check_score(score, split, self._progress)
         return score
 
     def _save(self, which: Literal["last", "best"]) -> None:
@@ -298,11 +303,11 @@ class Loop:
             facts = {
                 "settled": settled(self._config, self._progress.stage),
                 "progress": self._progress.to_json(),
-                "window": self._window.to_json(),
+                "loss_meter": self._losses.to_json(),
                 "scaler": self._updater.scaler.state_dict(),
                 "lengths": self._records.settle(),
             }
-            tensors = snapshot.pack(self._model, self._method.optimizers, self._state, self._device)
+            tensors = train_state.pack(self._model, self._strategy.optimizers, self._state, self._device)
             if self._average is not None:
                 tensors |= {f"average.{name}": tensor for name, tensor in self._average.weights.items()}
             checkpoint.save(self._folder.checkpoint(which), tensors, facts)
@@ -319,10 +324,10 @@ class Loop:
         )
 
 
-def _walk(tokens: npt.NDArray[Any], training: TrainingConfig, block_length: int) -> Lanes | Passages:
+def _walk(tokens: npt.NDArray[Any], training: TrainingConfig, block_length: int) -> Lanes | Segments:
     sizes = training.batch_size, block_length
-    if training.passage_length is not None:
-        return Passages(tokens, *sizes, training.passage_length, at_end=training.at_end, seed=training.seed)
+    if training.segment_length is not None:
+        return Segments(tokens, *sizes, training.segment_length, at_end=training.at_end, seed=training.seed)
     return Lanes(tokens, *sizes, jitter=training.block_jitter, at_end=training.at_end, seed=training.seed)
 
 

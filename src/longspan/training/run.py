@@ -14,19 +14,19 @@ from longspan.data import TokenizedCorpus, check_fits, corpora, prepare, registr
 from longspan.errors import UserError, is_out_of_memory
 from longspan.evaluation.protocols import PROTOCOLS
 from longspan.models import LanguageModel, build_run
-from longspan.models.cost import Shape, model_flops
+from longspan.models.flops import Shape, model_flops
 from longspan.runs import Checkpoint, RunFolder, checkpoint, lock, pick_device
+from longspan.runs.check_weights import check_weights
 from longspan.runs.environment import differences, environment
-from longspan.runs.fit import check_fit
-from longspan.runs.settled import check_settled
+from longspan.runs.resume_checks import check_resumable
 from longspan.training.loop import Loop
-from longspan.training.method import Method
-from longspan.training.progress import Progress
 from longspan.training.reporter import Reporter
+from longspan.training.run_progress import RunProgress
+from longspan.training.strategy import Strategy
 
 
 def train(
-    config: RunConfig, out: Path, *, reporter: Reporter | None = None, method: type[Method] = Method
+    config: RunConfig, out: Path, *, reporter: Reporter | None = None, strategy: type[Strategy] = Strategy
 ) -> RunFolder:
     """Train what `config` describes into the new folder `out`.
 
@@ -34,7 +34,7 @@ def train(
     SIGINT and SIGTERM save the run and raise `Interrupted`; losses that are not finite raise `Diverged`.
     """
     RunFolder.must_be_new(out)
-    method.check(config)
+    strategy.check(config)
     if not config.stage:
         raise UserError("there is nothing to train: the configuration has no [[stage]]")
     device = pick_device(config.training.device)  # a wrong name shows now, not after minutes of preparing
@@ -46,14 +46,14 @@ def train(
             model = _built(config, corpus, device)  # before the folder: one that cannot be built leaves none
             folder = RunFolder.create(out, _anchored(config), corpus.tokenizer, corpus.fingerprint)
             with lock.for_training(folder):
-                _run(folder, corpus, model, reporter, None, method)
+                _run(folder, corpus, model, reporter, None, strategy)
     return folder
 
 
-def resume(run: Path, *, reporter: Reporter | None = None, method: type[Method] = Method) -> RunFolder:
+def resume(run: Path, *, reporter: Reporter | None = None, strategy: type[Strategy] = Strategy) -> RunFolder:
     """Go on with a stopped run as if it had not been stopped; one that `is_finished` stays as it is."""
     folder = RunFolder.open(run)
-    method.check(folder.config)
+    strategy.check(folder.config)
     if not folder.config.stage:
         raise UserError(f"there is nothing to go on with: the configuration of {run} has no [[stage]]")
     with reporter or Reporter() as reporter:
@@ -61,7 +61,7 @@ def resume(run: Path, *, reporter: Reporter | None = None, method: type[Method] 
             reporter.say(f"{run} is finished: nothing to do")
             return folder
         with lock.for_training(folder):
-            _go_on(folder, reporter, method)
+            _go_on(folder, reporter, strategy)
     return folder
 
 
@@ -73,12 +73,12 @@ def is_finished(folder: RunFolder) -> bool:
         facts = checkpoint.load(folder.checkpoint("last")).facts
     except UserError:  # it is lost; the score is there all the same
         return True
-    progress = Progress.from_json(facts["progress"])
+    progress = RunProgress.from_json(facts["progress"])
     left = folder.config.stage[progress.stage :]
     return len(left) < 2 and all(map(progress.stage_is_over, left))
 
 
-def _go_on(folder: RunFolder, reporter: Reporter, method: type[Method]) -> None:
+def _go_on(folder: RunFolder, reporter: Reporter, strategy: type[Strategy]) -> None:
     config, saved = folder.config, _saved(folder, reporter)
     if saved is not None:
         _check_unchanged(folder, saved)
@@ -94,8 +94,8 @@ def _go_on(folder: RunFolder, reporter: Reporter, method: type[Method]) -> None:
     with _own_random_numbers(config.training.seed, device):
         model = _built(config, corpus, device)
         if saved is not None:
-            check_fit(model, saved.below("model"), folder.checkpoint("last"))
-        _run(folder, corpus, model, reporter, saved, method)
+            check_weights(model, saved.below("model"), folder.checkpoint("last"))
+        _run(folder, corpus, model, reporter, saved, strategy)
 
 
 def _saved(folder: RunFolder, reporter: Reporter) -> Checkpoint | None:
@@ -130,10 +130,10 @@ def _anchored(config: RunConfig) -> RunConfig:
 def _check_fits(config: RunConfig, corpus: TokenizedCorpus) -> None:
     training = config.training
     text, lanes = corpus.splits["train"], training.batch_size
-    if training.passage_length is None:
+    if training.segment_length is None:
         check_fits(text, lanes, max(map(config.block_length, config.stage), default=training.block_length))
     else:
-        check_fits(text, lanes, training.passage_length, unit="passage")
+        check_fits(text, lanes, training.segment_length, unit="segment")
 
 
 def _check_can_be_scored(config: RunConfig, corpus: TokenizedCorpus) -> None:
@@ -161,12 +161,12 @@ def _run(
     model: LanguageModel,
     reporter: Reporter,
     resume_from: Checkpoint | None,
-    method: type[Method],
+    strategy: type[Strategy],
 ) -> None:
     reporter.say(_summary(folder, corpus, model))
     if folder.config.training.compile:
         model.compile()
-    Loop(folder, corpus, model, reporter, resume_from, method).run()
+    Loop(folder, corpus, model, reporter, resume_from, strategy).run()
 
 
 def _check_unchanged(folder: RunFolder, saved: Checkpoint) -> None:
@@ -174,7 +174,7 @@ def _check_unchanged(folder: RunFolder, saved: Checkpoint) -> None:
     last, config, stage = folder.checkpoint("last"), folder.config, saved.facts["progress"]["stage"]
     if stage >= len(config.stage):
         raise UserError(f"{last} is in a later stage than the configuration has: put its [[stage]] back")
-    check_settled(folder.path / "config.toml", config, stage, saved.facts.get("settled", {}))
+    check_resumable(folder.path / "config.toml", config, stage, saved.facts.get("settled", {}))
     if config.training.average and not saved.below("average"):
         raise UserError(f"{last} holds no average of the weights: take training.average out of config.toml")
 

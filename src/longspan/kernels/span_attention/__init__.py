@@ -7,11 +7,11 @@ For a query at position t and a distance d = first, first + 1, ..., first + wind
     w(d) = a(d) m(d) / (sum_d a(d) m(d) + 1e-8),    m(d) = clamp((span + first - d) / ramp + 1, 0, 1)
     out_t = sum_d dropout(w(d)) v_{t-d}
 
-Slots are further keys and values per head that are no positions: their score is (q_t + u) . k_slot / sqrt(K),
-they take part in the same softmax and their m is 1. Without spans there is no m and w = a. Not renormalised,
-w = a m: what the mask takes from a head, its slots do not get. Positions before the first key count as zero
-keys and zero values; where it is told how many rows of the memory are filled, query t of a block sees the
-distances up to t + filled and no others.
+Persistent vectors are further keys and values per head that are no positions: their score is
+(q_t + u) . k_p / sqrt(K), they take part in the same softmax and their m is 1. Without spans there is no m
+and w = a. Not renormalised, w = a m: what the mask removes from a head does not go to persistent vectors.
+Positions before the first key count as zero keys and zero values; with `filled`, the number of memory rows
+that are filled, query t of a block sees the distances up to t + filled and no others.
 
 The biases u and v of every head are optional, and every head may have its own p_d. Where p_d = M e_d, with a
 matrix M of every head and e_d the same for all, they may be given apart: if queries are few and distances
@@ -21,14 +21,14 @@ except for the share that the 1e-8 gets: so heads may be grouped, and each group
 Not renormalised, a longer window leaves less for the span.
 
 `reference.py` is the specification, in loops; `eager.py` is the path in plain torch, for heads that share a
-window; `single.py` is that for one query per text, in decoding; `processor.py` runs all heads at once on a
-processor, in compiled code; `fused.py` does on a GPU, by the kernels of `triton.py` and, for heads that do
-not look far, of `short`; `padded.py` is the original's way, for comparison. A block that is a whole text,
-seen by all heads without spans, goes to torch's own attention. `span_attention` is the one door to them.
-`recordable.py` reads on a GPU one token after another, and keeps what it has read to itself.
+window; `decode_cpu.py` is that for one query per text, in decoding; `cpu.py` runs all heads at once on a
+processor, in compiled code; `gpu.py` does on a GPU, by the kernels of `triton_kernels.py` and, for heads
+that do not look far, of `short`; `padded.py` is the original's way, for comparison. A block that is a whole
+text, seen by all heads without spans, goes to torch's own attention. `span_attention` is the entry point.
+`decode_gpu.py` reads on a GPU one token after another, and keeps what it has read to itself.
 
 Shapes: B batch, T block, M memory, S = M + T keys, H heads, G heads of a group, X = 2G, K head width,
-L longest distance, W window, P slots, E width of e_d.
+L longest distance, W window, P persistent, E width of e_d.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from longspan.kernels.paths import forced_path, is_for_kernels
-from longspan.kernels.span_attention import eager, padded, processor, single
+from longspan.kernels.dispatch import forced_path, use_triton
+from longspan.kernels.span_attention import cpu, decode_cpu, eager, padded
 from longspan.kernels.span_attention.mask import soft_mask
 
 if TYPE_CHECKING:
-    from longspan.kernels.span_attention.recordable import OneToken
+    from longspan.kernels.span_attention.decode_gpu import OneToken
 
 SHORT = 128
 
@@ -70,12 +70,12 @@ def head_groups(windows_H: Sequence[int], *, kinds_H: Sequence[int] | None = Non
 
 def cuts_windows(x: Tensor, head_width: int) -> bool:
     """Whether heads on the device of `x` are cut to their spans there, whatever windows they are given."""
-    return _fused_path(x, head_width) is not None
+    return _gpu_backend(x, head_width) is not None
 
 
 def one_token(**remembered: Any) -> OneToken:
     """Where heads are cut to their spans, what reads one token after another."""
-    from longspan.kernels.span_attention.recordable import OneToken
+    from longspan.kernels.span_attention.decode_gpu import OneToken
 
     return OneToken(**remembered)
 
@@ -92,7 +92,7 @@ def span_attention(
     position_bias_HK: Tensor | None = None,
     position_map_HKE: Tensor | None = None,
     filled_B: Tensor | None = None,
-    slots: tuple[Tensor, Tensor] | None = None,
+    persistent: tuple[Tensor, Tensor] | None = None,
     spans_H: Tensor | None = None,
     ramp: int = 1,
     renormalise: bool = True,
@@ -108,7 +108,7 @@ def span_attention(
     `eager.span_attention` says, for all heads in their order.
     """
     nothing_before = filled_B is not None and not any(kv_BMXK.shape[1] for kv_BMXK in past)
-    nothing_else = all(x is None for x in (position_keys, content_bias_HK, slots, spans_H))
+    nothing_else = all(x is None for x in (position_keys, content_bias_HK, persistent, spans_H))
     all_of_it = first_distance == 0 and min(windows) >= q_BHTK.shape[2]
     if nothing_before and nothing_else and all_of_it and forced_path() is None:
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=True)
@@ -120,22 +120,22 @@ def span_attention(
         "position_bias_HK": position_bias_HK,
         "position_map_HKE": position_map_HKE,
         "filled_B": filled_B,
-        "slots": slots,
+        "persistent": persistent,
         "spans_H": spans_H,
         "ramp": ramp,
         "renormalise": renormalise,
         "first_distance": first_distance,
     }
-    fused = _fused_path(q_BHTK, q_BHTK.shape[-1])
-    if fused is not None:
+    gpu = _gpu_backend(q_BHTK, q_BHTK.shape[-1])
+    if gpu is not None:
         more = {"dropout": dropout, "windows_follow_spans": windows_follow_spans}
-        return fused.span_attention(q_BHTK, k_BHTK, v_BHTK, **more, **heads_together)
+        return gpu.span_attention(q_BHTK, k_BHTK, v_BHTK, **more, **heads_together)
     if q_BHTK.shape[2] == 1 and dropout == 0 and forced_path() is None and not torch.is_grad_enabled():
-        return single.span_attention(q_BHTK, k_BHTK, v_BHTK, **heads_together)
-    unknown = (content_bias_HK, position_bias_HK, position_map_HKE, slots)
+        return decode_cpu.span_attention(q_BHTK, k_BHTK, v_BHTK, **heads_together)
+    unknown = (content_bias_HK, position_bias_HK, position_map_HKE, persistent)
     compiled = (renormalise or spans_H is None) and all(x is None for x in unknown) and forced_path() is None
-    if compiled and processor.takes(q_BHTK, k_BHTK, v_BHTK, past, position_keys):
-        return processor.span_attention(
+    if compiled and cpu.takes(q_BHTK, k_BHTK, v_BHTK, past, position_keys):
+        return cpu.span_attention(
             q_BHTK,
             k_BHTK,
             v_BHTK,
@@ -162,7 +162,7 @@ def _group_by_group(
     content_bias_HK: Tensor | None,
     position_bias_HK: Tensor | None,
     position_map_HKE: Tensor | None,
-    slots: tuple[Tensor, Tensor] | None,
+    persistent: tuple[Tensor, Tensor] | None,
     spans_H: Tensor | None,
     **shared: Any,
 ) -> Tensor:
@@ -186,7 +186,7 @@ def _group_by_group(
                 content_bias_HK=_of(content_bias_HK, heads),
                 position_bias_HK=_of(position_bias_HK, heads),
                 position_map_HKE=_of(position_map_HKE, heads),
-                slots=None if slots is None else (slots[0][heads], slots[1][heads]),
+                persistent=None if persistent is None else (persistent[0][heads], persistent[1][heads]),
                 spans_H=_of(spans_H, heads),
                 **shared,
             )
@@ -199,10 +199,10 @@ def _of(x_H: Tensor | None, heads: slice) -> Tensor | None:
     return None if x_H is None else x_H[heads]
 
 
-def _fused_path(x: Tensor, head_width: int) -> ModuleType | None:
+def _gpu_backend(x: Tensor, head_width: int) -> ModuleType | None:
     """The kernels, for heads that they can take."""
-    if not is_for_kernels(x):
+    if not use_triton(x):
         return None
-    from longspan.kernels.span_attention import fused
+    from longspan.kernels.span_attention import gpu
 
-    return fused if head_width <= fused.LARGEST_HEAD else None
+    return gpu if head_width <= gpu.LARGEST_HEAD else None

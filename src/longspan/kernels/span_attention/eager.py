@@ -39,7 +39,7 @@ def span_attention(
     position_bias_HK: Tensor | None = None,
     position_map_HKE: Tensor | None = None,
     filled_B: Tensor | None = None,
-    slots: tuple[Tensor, Tensor] | None = None,
+    persistent: tuple[Tensor, Tensor] | None = None,
     spans_H: Tensor | None = None,
     ramp: int = 1,
     renormalise: bool = True,
@@ -51,18 +51,20 @@ def span_attention(
     Row i of `position_keys`, [L, K] or [H, L, K], belongs to distance `first_distance + i`; with a map of
     every head they are e_d, [L, E]. `filled_B` says how many of the last keys before the block are there; it
     needs `first_distance` 0, so that every query sees at least itself.
-    `slots` are keys and values, each [H, P, K]. `spans_H` are in tokens and get a gradient; `renormalise`
-    is about them only. `dropout` acts on the weights and is off at 0.
+    `persistent` are keys and values, each [H, P, K]. `spans_H` are in tokens and get a gradient;
+    `renormalise` is about them only. `dropout` acts on the weights and is off at 0.
     """
     if filled_B is not None and first_distance != 0:
         raise ValueError("with filled_B a query must see itself: first_distance must be 0")
     batch, heads, block, width = q_BHTK.shape
-    slot_k_NPK, slot_v_NPK = (None, None) if slots is None else (_of_every_row(x, q_BHTK) for x in slots)
+    persistent_k_NPK, persistent_v_NPK = (
+        (None, None) if persistent is None else (_of_every_row(x, q_BHTK) for x in persistent)
+    )
     mask_HX = None
     if spans_H is not None:
         mask_HX = soft_mask(spans_H, ramp, window).flip(1)
-        if slot_k_NPK is not None:
-            mask_HX = F.pad(mask_HX, (0, slot_k_NPK.shape[1]), value=1.0)
+        if persistent_k_NPK is not None:
+            mask_HX = F.pad(mask_HX, (0, persistent_k_NPK.shape[1]), value=1.0)
     p_NWK = position_q_BHTK = None
     if position_keys is not None:
         p_NWK = _of_every_row(position_keys[..., :window, :].flip(-2), q_BHTK)
@@ -75,8 +77,8 @@ def span_attention(
             _band(v_BHSK, window, block, first_distance),
             position_q_BHTK,
             p_NWK,
-            slot_k_NPK,
-            slot_v_NPK,
+            persistent_k_NPK,
+            persistent_v_NPK,
             mask_HX,
             filled_B,
             1 / math.sqrt(width),
@@ -152,7 +154,7 @@ def _table(q_NCK: Tensor, window: int, before: Tensor | None) -> Tensor:
 
 
 class _SpanAttention(torch.autograd.Function):
-    """k and v are bands; position keys and the mask are oldest first, and slots come last.
+    """k and v are bands; position keys and the mask are oldest first, and persistent come last.
 
     The weights are kept as a m, before the division by `total` = <a, m> + e, which is done on the output:
     with o = (a m) v / total, the gradient of a m is (do . v - do . o) / total. Not renormalised it is do . v.
@@ -166,8 +168,8 @@ class _SpanAttention(torch.autograd.Function):
         v_NSK: Tensor,
         position_q_BHTK: Tensor | None,
         p_NWK: Tensor | None,
-        slot_k_NPK: Tensor | None,
-        slot_v_NPK: Tensor | None,
+        persistent_k_NPK: Tensor | None,
+        persistent_v_NPK: Tensor | None,
         mask_HX: Tensor | None,
         filled_B: Tensor | None,
         scale: float,
@@ -184,7 +186,7 @@ class _SpanAttention(torch.autograd.Function):
                 k_NSK[:, chunk.keys],
                 position_q_NTK[:, chunk.queries],
                 p_NWK,
-                slot_k_NPK,
+                persistent_k_NPK,
                 _unseen(filled_B, chunk.queries, window),
             )
             used_NCG = _table(q_NTK[:, chunk.queries], window, used_NCG)
@@ -192,7 +194,7 @@ class _SpanAttention(torch.autograd.Function):
             a_NCP, total_NC1 = a_NCX[..., window:], None
             if mask_HX is not None and renormalise:
                 total_NC1 = used_NCG.sum(-1, keepdim=True, dtype=a_NCX.dtype).add_(EPSILON)
-                if slot_v_NPK is not None:
+                if persistent_v_NPK is not None:
                     total_NC1 += a_NCP.sum(-1, keepdim=True)
             kept_NCX = None
             if dropout > 0:
@@ -200,24 +202,33 @@ class _SpanAttention(torch.autograd.Function):
                 _put_weights(a_NCX, mask_HX, kept_NCX, into=used_NCG)
                 a_NCP = a_NCP * kept_NCX[..., window:]
             out_NCK = torch.bmm(used_NCG, v_NSK[:, chunk.keys])
-            if slot_v_NPK is not None:
-                out_NCK.baddbmm_(a_NCP.to(q_NTK.dtype), slot_v_NPK)
+            if persistent_v_NPK is not None:
+                out_NCK.baddbmm_(a_NCP.to(q_NTK.dtype), persistent_v_NPK)
             torch.div(out_NCK, 1 if total_NC1 is None else total_NC1, out=out_NTK[:, chunk.queries])
             saved += [a_NCX, total_NC1, kept_NCX]
         ctx.scale, ctx.shape, ctx.asks_apart = scale, q_BHTK.shape, position_q_BHTK is not None
-        inputs = (q_NTK, k_NSK, v_NSK, position_q_NTK, p_NWK, slot_k_NPK, slot_v_NPK, mask_HX)
+        inputs = (q_NTK, k_NSK, v_NSK, position_q_NTK, p_NWK, persistent_k_NPK, persistent_v_NPK, mask_HX)
         ctx.save_for_backward(*inputs, out_NTK, *saved)
         return out_NTK
 
     @staticmethod
     def backward(ctx: Any, dout_NTK: Tensor) -> tuple[Tensor | None, ...]:
-        q_NTK, k_NSK, v_NSK, position_q_NTK, p_NWK, slot_k_NPK, slot_v_NPK, mask_HX, out_NTK, *saved = (
-            ctx.saved_tensors
-        )
+        (
+            q_NTK,
+            k_NSK,
+            v_NSK,
+            position_q_NTK,
+            p_NWK,
+            persistent_k_NPK,
+            persistent_v_NPK,
+            mask_HX,
+            out_NTK,
+            *saved,
+        ) = ctx.saved_tensors
         window = k_NSK.shape[1] - q_NTK.shape[1]
         exact = torch.promote_types(q_NTK.dtype, torch.float32)  # chunks overlap: sums want full precision
         learned_NWK = p_NWK if ctx.needs_input_grad[4] else None  # sinusoids are not
-        inputs = (k_NSK, v_NSK, learned_NWK, slot_k_NPK, slot_v_NPK, mask_HX)
+        inputs = (k_NSK, v_NSK, learned_NWK, persistent_k_NPK, persistent_v_NPK, mask_HX)
         sums: list[Any] = [None if x is None else x.new_zeros(x.shape, dtype=exact) for x in inputs]
         dk_NSK, dv_NSK, dp_NWK, dslot_k_NPK, dslot_v_NPK, dmask_HX = sums
         dq_NTK, table_NCG = torch.empty_like(q_NTK), None
@@ -234,10 +245,10 @@ class _SpanAttention(torch.autograd.Function):
             _put_weights(a_NCX, mask_HX, kept_NCX, into=table_NCG)
             dv_NSK[:, chunk.keys] += torch.bmm(table_NCG.mT, dout_NCK)
             ds_NCX = _by_distance(torch.bmm(dout_NCK, v_NGK.mT)).to(exact)
-            if slot_v_NPK is not None:
+            if persistent_v_NPK is not None:
                 used_NCP = (a_NCX if kept_NCX is None else a_NCX * kept_NCX)[..., window:].to(q_NTK.dtype)
                 _add_product(used_NCP.mT, dout_NCK, to=dslot_v_NPK)
-                ds_NCX = torch.cat([ds_NCX, torch.bmm(dout_NCK, slot_v_NPK.mT).to(exact)], dim=-1)
+                ds_NCX = torch.cat([ds_NCX, torch.bmm(dout_NCK, persistent_v_NPK.mT).to(exact)], dim=-1)
             if kept_NCX is not None:
                 ds_NCX = ds_NCX * kept_NCX
             if total_NC1 is None:
@@ -266,8 +277,8 @@ class _SpanAttention(torch.autograd.Function):
                 else:
                     dasked_NCK = torch.bmm(ds_NCW, p_NWK)
                     torch.mul(dasked_NCK, ctx.scale, out=dposition_q_NTK[:, chunk.queries])
-            if slot_k_NPK is not None:
-                dq_NCK.baddbmm_(ds_NCP, slot_k_NPK)
+            if persistent_k_NPK is not None:
+                dq_NCK.baddbmm_(ds_NCP, persistent_k_NPK)
                 _add_product(ds_NCP.mT, q_NCK, to=dslot_k_NPK)
             torch.mul(dq_NCK, ctx.scale, out=dq_NTK[:, chunk.queries])
         dk, dv, *others = [
@@ -288,17 +299,17 @@ def _softmax(
     k_NGK: Tensor,
     position_q_NCK: Tensor,
     p_NWK: Tensor | None,
-    slot_k_NPK: Tensor | None,
+    persistent_k_NPK: Tensor | None,
     unseen_BCW: Tensor | None,
 ) -> Tensor:
-    """Over the distances of the window, oldest first, and then the slots."""
+    """Over the distances of the window, oldest first, and then the persistent."""
     scores = _by_distance(torch.bmm(q_NCK, k_NGK.mT))
     if p_NWK is not None:
         scores = torch.bmm(position_q_NCK, p_NWK.mT).add_(scores)
     if unseen_BCW is not None:
         scores.unflatten(0, (unseen_BCW.shape[0], -1)).masked_fill_(unseen_BCW[:, None], -math.inf)
-    if slot_k_NPK is not None:
-        scores = torch.cat([scores, torch.bmm(q_NCK, slot_k_NPK.mT)], dim=-1)
+    if persistent_k_NPK is not None:
+        scores = torch.cat([scores, torch.bmm(q_NCK, persistent_k_NPK.mT)], dim=-1)
     return torch.softmax(scores, dim=-1, dtype=torch.promote_types(q_NCK.dtype, torch.float32))
 
 

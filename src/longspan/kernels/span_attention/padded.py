@@ -31,7 +31,7 @@ def span_attention(
     position_bias_HK: Tensor | None = None,
     position_map_HKE: Tensor | None = None,
     filled_B: Tensor | None = None,
-    slots: tuple[Tensor, Tensor] | None = None,
+    persistent: tuple[Tensor, Tensor] | None = None,
     spans_H: Tensor | None = None,
     ramp: int = 1,
     renormalise: bool = True,
@@ -50,23 +50,23 @@ def span_attention(
         scores_NTX = scores_NTX + (asked @ position_keys_WK.mT).flatten(0, 1)
     if filled_B is not None:
         scores_NTX = scores_NTX.masked_fill(_unfilled(filled_B, heads, block, window), -torch.inf)
-    if slots is not None:
-        slot_scores_BHTP = content_q_BHTK @ slots[0].to(q_BHTK.dtype).mT
-        scores_NTX = torch.cat([scores_NTX, slot_scores_BHTP.flatten(0, 1)], dim=-1)
+    if persistent is not None:
+        persistent_scores_BHTP = content_q_BHTK @ persistent[0].to(q_BHTK.dtype).mT
+        scores_NTX = torch.cat([scores_NTX, persistent_scores_BHTP.flatten(0, 1)], dim=-1)
     weights_NTX = torch.softmax(scores_NTX / math.sqrt(width), dim=-1)
     if spans_H is not None:
         mask_HX = soft_mask(spans_H, ramp, window).flip(1)
-        if slots is not None:
-            mask_HX = F.pad(mask_HX, (0, slots[0].shape[1]), value=1.0)
+        if persistent is not None:
+            mask_HX = F.pad(mask_HX, (0, persistent[0].shape[1]), value=1.0)
         weights_NTX = (weights_NTX.unflatten(0, (-1, heads)) * mask_HX[:, None]).flatten(0, 1)
         if renormalise:
             weights_NTX = weights_NTX / (weights_NTX.sum(-1, keepdim=True) + EPSILON)
     weights_NTX = F.dropout(weights_NTX, dropout).to(v_NSK.dtype)
     out_NTK = _by_key(weights_NTX[..., :window], k_NSK.shape[1]) @ v_NSK
     out_BHTK = out_NTK.unflatten(0, (-1, heads))
-    if slots is not None:
-        slot_weights_BHTP = weights_NTX[..., window:].unflatten(0, (-1, heads))
-        out_BHTK = out_BHTK + slot_weights_BHTP @ slots[1].to(v_NSK.dtype)
+    if persistent is not None:
+        persistent_weights_BHTP = weights_NTX[..., window:].unflatten(0, (-1, heads))
+        out_BHTK = out_BHTK + persistent_weights_BHTP @ persistent[1].to(v_NSK.dtype)
     return out_BHTK
 
 

@@ -21,7 +21,7 @@ def span_attention(
     position_bias_HK: Tensor | None = None,
     position_map_HKE: Tensor | None = None,
     filled_B: Tensor | None = None,
-    slots: tuple[Tensor, Tensor] | None = None,
+    persistent: tuple[Tensor, Tensor] | None = None,
     spans_H: Tensor | None = None,
     ramp: int = 1,
     renormalise: bool = True,
@@ -57,10 +57,10 @@ def span_attention(
                     values.append(v)
                     if spans_H is not None:
                         mask.append(((spans_H[h] - i) / ramp + 1).clamp(0, 1))
-                if slots is not None:
-                    for slot_k, slot_v in zip(slots[0][h], slots[1][h], strict=True):
-                        scores.append(q @ slot_k / math.sqrt(width))
-                        values.append(slot_v)
+                if persistent is not None:
+                    for persistent_k, persistent_v in zip(persistent[0][h], persistent[1][h], strict=True):
+                        scores.append(q @ persistent_k / math.sqrt(width))
+                        values.append(persistent_v)
                         mask.append(torch.ones_like(scores[-1]))
                 weights = torch.softmax(torch.stack(scores), dim=0)
                 if spans_H is not None:

@@ -63,7 +63,7 @@ class Options(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What goes in; `past` and `heads` as in `triton.py`, a seed for dropout."""
+    """What goes in; `past` and `heads` as in `triton_kernels.py`, a seed for dropout."""
 
     q_BHTK: Tensor
     k_BHTK: Tensor

@@ -1,0 +1,45 @@
+"""The two ways of a training step that are set side by side."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from longspan.kernels.dispatch import Path, forced
+from longspan.layers.attention import Attention
+from longspan.models import LanguageModel
+
+
+@dataclass(frozen=True)
+class Way:
+    """Which path operations take, and whether the passes through the model are recorded."""
+
+    name: Literal["reference", "fast"]
+    means: str
+    path: Path | None = None
+    recorded: bool = False
+
+    def taken(self) -> AbstractContextManager[None]:
+        """Inside, models compute this way."""
+        return forced(self.path)
+
+
+def ways_for(model: LanguageModel, device: torch.device) -> list[Way]:
+    """The reference path and then the fast path, which is what `longspan train` takes.
+
+    There is only the latter where the two are one: on a CPU they differ in the attention to spans alone.
+    """
+    if device.type == "cuda":
+        return [
+            Way("reference", "plain torch, every operation launched", "eager"),
+            Way("fast", "kernels of our own, passes through the model recorded and replayed", recorded=True),
+        ]
+    if not any(isinstance(module, Attention) for module in model.modules()):
+        return [Way("fast", "the only one, without attention to spans")]
+    return [
+        Way("reference", "all heads of a layer padded to its longest", "padded"),
+        Way("fast", "every head as far as it looks"),
+    ]

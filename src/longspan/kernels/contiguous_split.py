@@ -1,0 +1,40 @@
+"""Parts of a tensor whose gradients need no copy to become the gradient of the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def contiguous_split(x: Tensor, sizes: Sequence[int], dim: int) -> tuple[Tensor, ...]:
+    """`x.split(sizes, dim)`; gradients that come as such parts of one tensor are left where they lie."""
+    parts: tuple[Tensor, ...] = _ContiguousSplit.apply(x, tuple(sizes), dim)  # type: ignore[no-untyped-call]
+    return parts
+
+
+class _ContiguousSplit(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...], dim: int) -> tuple[Tensor, ...]:
+        ctx.shape, ctx.sizes, ctx.dim = x.shape, sizes, dim
+        return x.split(sizes, dim)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *dparts: Tensor) -> tuple[Tensor, None, None]:
+        first = dparts[0]
+        strides = tuple(math.prod(ctx.shape[place + 1 :]) for place in range(len(ctx.shape)))
+        starts = accumulate(ctx.sizes[:-1], initial=0)
+        parts_of_one = all(
+            dpart.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+            and dpart.storage_offset() == first.storage_offset() + start * strides[ctx.dim]
+            and dpart.stride() == strides
+            for start, dpart in zip(starts, dparts, strict=True)
+        )
+        whole = first.as_strided(ctx.shape, strides) if parts_of_one else torch.cat(dparts, ctx.dim)
+        return whole, None, None

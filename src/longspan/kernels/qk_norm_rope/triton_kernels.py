@@ -1,0 +1,254 @@
+"""Placing as Triton kernels: what is read once is written once; angles and lengths are never stored.
+
+A program takes some positions of one text and goes through its heads: a head's query, key and value are
+loaded together. Angles are made in float64, whole turns are taken away, and all else is float32. Keys and
+values are written where they lie as memory holds them, position by position. The gradient's kernel turns back
+what the first one turned and computes the lengths again. The gradient of a gain is summed by every program
+for its positions, and then over programs: the order of sums is always the same.
+
+Shapes: as in the package; BT positions of a tile, E half a row rounded up, BE the same as a power of two.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from longspan.kernels.qk_norm_rope.eager import EPSILON, Placed, speeds
+
+TAU = tl.constexpr(2 * math.pi)
+POSITIONS = 32
+PROGRAMS = 2048
+"""Where positions give fewer, heads are divided among programs: a GPU would have too little to do."""
+
+
+def place(
+    rows_BTRK: Tensor, heads: int, gain_H: Tensor | None, first_B: Tensor | None, base: float
+) -> Placed:
+    turns_E = None if first_B is None else _turns(rows_BTRK.shape[-1] // 2, base, rows_BTRK.device)
+    rows_BTRK = _numbers_inside(rows_BTRK)
+    return Placed(*_Placing.apply(rows_BTRK, gain_H, first_B, turns_E, heads))  # type: ignore[no-untyped-call]
+
+
+@cache  # for good: a recorded step knows where they lie
+def _turns(pairs: int, base: float, device: torch.device) -> Tensor:
+    """The parts of a whole turn that each pair makes from one position to the next."""
+    with torch.inference_mode(False):  # whoever asks first, training will want it too
+        return speeds(pairs, base, device) / (2 * math.pi)
+
+
+class _Placing(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows_BTRK: Tensor,
+        gain_H: Tensor | None,
+        first_B: Tensor | None,
+        turns_E: Tensor | None,
+        heads: int,
+    ) -> tuple[Tensor, ...]:
+        batch, block, rows, width = rows_BTRK.shape
+        q_BTHK = rows_BTRK.new_empty(batch, block, rows - 2 * heads, width)
+        kv_BTXK = rows_BTRK.new_empty(block, batch, 2 * heads, width).transpose(0, 1)
+        k_BTHK, v_BTHK = kv_BTXK.split(heads, dim=2)
+        ctx.save_for_backward(rows_BTRK, gain_H, first_B, turns_E)
+        ctx.set_materialize_grads(False)
+        ctx.heads = heads
+        if rows_BTRK.numel():
+            place_kernel[_grid(rows_BTRK, heads)](
+                rows_BTRK, q_BTHK, k_BTHK, v_BTHK, gain_H, first_B, turns_E,
+                *_strides(rows_BTRK, q_BTHK, k_BTHK), **_sizes(rows_BTRK, heads, gain_H, first_B),
+            )  # fmt: skip
+        return q_BTHK, k_BTHK, v_BTHK, kv_BTXK
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, dq: Tensor | None, dk: Tensor | None, dv: Tensor | None, dkv_BTXK: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        rows_BTRK, gain_H, first_B, turns_E = ctx.saved_tensors
+        heads, queries = ctx.heads, rows_BTRK.shape[2] - 2 * ctx.heads
+        later_k, later_v = (None, None) if dkv_BTXK is None else dkv_BTXK.split(heads, dim=2)
+        dq_BTHK = _sum_of(rows_BTRK[:, :, :queries], dq)
+        dk_BTHK = _sum_of(rows_BTRK[:, :, :heads], dk, later_k)
+        dv_BTHK = _sum_of(rows_BTRK[:, :, :heads], dv, later_v)
+        drows_BTRK = torch.empty_like(rows_BTRK)
+        grid = _grid(rows_BTRK, heads)
+        dgain_HN = rows_BTRK.new_empty(heads, grid[0] * grid[1], dtype=torch.float32)
+        if rows_BTRK.numel():
+            gradient_kernel[grid](
+                rows_BTRK, dq_BTHK, dk_BTHK, dv_BTHK, drows_BTRK, dgain_HN, gain_H, first_B, turns_E,
+                *_strides(rows_BTRK, dq_BTHK, dk_BTHK, dv_BTHK, drows_BTRK),
+                **_sizes(rows_BTRK, heads, gain_H, first_B),
+            )  # fmt: skip
+        dgain_H = None if gain_H is None or queries == 0 else dgain_HN.sum(1).to(gain_H.dtype)
+        return drows_BTRK, dgain_H, None, None, None
+
+
+def _sum_of(like: Tensor, *gradients: Tensor | None) -> Tensor:
+    """What reaches a result by one way or by several; zeros if by none."""
+    there = [gradient for gradient in gradients if gradient is not None]
+    return _numbers_inside(sum(there[1:], start=there[0]) if there else torch.zeros_like(like))
+
+
+def _numbers_inside(x: Tensor) -> Tensor:
+    """With the numbers of a row side by side, as the kernels read them."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _grid(rows_BTRK: Tensor, heads: int) -> tuple[int, int, int]:
+    batch, tiles = rows_BTRK.shape[0], triton.cdiv(rows_BTRK.shape[1], POSITIONS)
+    return tiles, batch, max(1, min(heads, PROGRAMS // max(1, tiles * batch)))
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    return [tensor.stride(dim) for tensor in tensors for dim in range(3)]
+
+
+def _sizes(
+    rows_BTRK: Tensor, heads: int, gain_H: Tensor | None, first_B: Tensor | None
+) -> dict[str, int | bool]:
+    block, rows, width = rows_BTRK.shape[1:]
+    half = triton.cdiv(width, 2)
+    return {
+        "T": block,
+        "H": heads,
+        "WIDTH": width,
+        "E": half,
+        "BE": triton.next_power_of_2(half),
+        "BT": POSITIONS,
+        "HAS_QUERIES": rows > 2 * heads,
+        "NORMED": gain_H is not None,
+        "TURNED": first_B is not None,
+        "EPSILON": EPSILON,
+    }
+
+
+@triton.jit
+def _angles(FIRST, TURNS, b, t, e, E: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Cosine and sine of every position and pair."""
+    position = (tl.load(FIRST + b) + t).to(tl.float64)
+    turns = position[:, None] * tl.load(TURNS + e, mask=e < E, other=0.0)[None, :]
+    angle = ((turns - tl.floor(turns)) * TAU).to(tl.float32)
+    return tl.cos(angle), tl.sin(angle)
+
+
+@triton.jit
+def _halves(at, in_left, in_right, E: tl.constexpr):  # type: ignore[no-untyped-def]
+    left = tl.load(at, mask=in_left, other=0.0).to(tl.float32)
+    return left, tl.load(at + E, mask=in_right, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _write(at, left, right, in_left, in_right, E: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.store(at, left.to(at.dtype.element_ty), mask=in_left)
+    tl.store(at + E, right.to(at.dtype.element_ty), mask=in_right)
+
+
+@triton.jit
+def _one_over_rms(left, right, WIDTH: tl.constexpr, EPSILON: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.rsqrt(tl.sum(left * left + right * right, 1) / WIDTH + EPSILON)[:, None]
+
+
+@triton.jit
+def _before_norm(left, right, dleft, dright, r, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The gradient of x from that of x r, and the inner product of x r with the latter, for every row."""
+    left, right = left * r, right * r
+    inner = tl.sum(left * dleft + right * dright, 1)
+    mean = (inner / WIDTH)[:, None]
+    return r * (dleft - left * mean), r * (dright - right * mean), inner
+
+
+@triton.jit
+def _tile(T, WIDTH: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A program's text, positions and pairs, which of them there are, and positions for large offsets."""
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    e = tl.arange(0, BE)
+    in_left = (t < T)[:, None] & (e < E)[None, :]
+    in_right = (t < T)[:, None] & (e + E < WIDTH)[None, :]
+    return tl.program_id(1).to(tl.int64), t, e, in_left, in_right, t[:, None].to(tl.int64)
+
+
+@triton.jit
+def place_kernel(  # type: ignore[no-untyped-def]
+    ROWS, Q, KEYS, VALUES, GAIN, FIRST, TURNS,
+    r_b, r_t, r_h, q_b, q_t, q_h, k_b, k_t, k_h, T, H,
+    WIDTH: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr,
+    HAS_QUERIES: tl.constexpr, NORMED: tl.constexpr, TURNED: tl.constexpr, EPSILON: tl.constexpr,
+):  # fmt: skip
+    b, t, e, in_left, in_right, long_t = _tile(T, WIDTH, E, BE, BT)
+    if TURNED:
+        cos, sin = _angles(FIRST, TURNS, b, t, e, E)
+    row_at = ROWS + b * r_b + long_t * r_t + e[None, :]
+    q_at = Q + b * q_b + long_t * q_t + e[None, :]
+    k_at = KEYS + b * k_b + long_t * k_t + e[None, :]
+    v_at = VALUES + b * k_b + long_t * k_t + e[None, :]
+    key_row = H if HAS_QUERIES else 0
+    for h in range(tl.program_id(2), H, tl.num_programs(2)):
+        if HAS_QUERIES:
+            left, right = _halves(row_at + h * r_h, in_left, in_right, E)
+            if NORMED:
+                r = _one_over_rms(left, right, WIDTH, EPSILON) * tl.load(GAIN + h).to(tl.float32)
+                left, right = left * r, right * r
+            if TURNED:
+                left, right = left * cos - right * sin, left * sin + right * cos
+            _write(q_at + h * q_h, left, right, in_left, in_right, E)
+        left, right = _halves(row_at + (key_row + h) * r_h, in_left, in_right, E)
+        if NORMED:
+            r = _one_over_rms(left, right, WIDTH, EPSILON)
+            left, right = left * r, right * r
+        if TURNED:
+            left, right = left * cos - right * sin, left * sin + right * cos
+        _write(k_at + h * k_h, left, right, in_left, in_right, E)
+        left, right = _halves(row_at + (key_row + H + h) * r_h, in_left, in_right, E)
+        _write(v_at + h * k_h, left, right, in_left, in_right, E)
+
+
+@triton.jit
+def gradient_kernel(  # type: ignore[no-untyped-def]
+    ROWS, DQ, DKEYS, DVALUES, DROWS, DGAIN, GAIN, FIRST, TURNS,
+    r_b, r_t, r_h, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, d_b, d_t, d_h, T, H,
+    WIDTH: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr,
+    HAS_QUERIES: tl.constexpr, NORMED: tl.constexpr, TURNED: tl.constexpr, EPSILON: tl.constexpr,
+):  # fmt: skip
+    b, t, e, in_left, in_right, long_t = _tile(T, WIDTH, E, BE, BT)
+    if TURNED:
+        cos, sin = _angles(FIRST, TURNS, b, t, e, E)
+    row_at = ROWS + b * r_b + long_t * r_t + e[None, :]
+    dq_at = DQ + b * q_b + long_t * q_t + e[None, :]
+    dk_at = DKEYS + b * k_b + long_t * k_t + e[None, :]
+    dv_at = DVALUES + b * v_b + long_t * v_t + e[None, :]
+    drow_at = DROWS + b * d_b + long_t * d_t + e[None, :]
+    dgain_at = DGAIN + b * tl.num_programs(0) + tl.program_id(0)
+    programs = tl.num_programs(0) * tl.num_programs(1)
+    key_row = H if HAS_QUERIES else 0
+    for h in range(tl.program_id(2), H, tl.num_programs(2)):
+        if HAS_QUERIES:
+            left, right = _halves(dq_at + h * q_h, in_left, in_right, E)
+            if TURNED:
+                left, right = left * cos + right * sin, right * cos - left * sin
+            if NORMED:
+                x_left, x_right = _halves(row_at + h * r_h, in_left, in_right, E)
+                gain = tl.load(GAIN + h).to(tl.float32)
+                r = _one_over_rms(x_left, x_right, WIDTH, EPSILON)
+                left, right, inner = _before_norm(x_left, x_right, left, right, r, WIDTH)
+                left, right = left * gain, right * gain
+                tl.store(dgain_at + h * programs, tl.sum(inner, 0))
+            _write(drow_at + h * d_h, left, right, in_left, in_right, E)
+        left, right = _halves(dk_at + h * k_h, in_left, in_right, E)
+        if TURNED:
+            left, right = left * cos + right * sin, right * cos - left * sin
+        if NORMED:
+            x_left, x_right = _halves(row_at + (key_row + h) * r_h, in_left, in_right, E)
+            r = _one_over_rms(x_left, x_right, WIDTH, EPSILON)
+            left, right, _ = _before_norm(x_left, x_right, left, right, r, WIDTH)
+        _write(drow_at + (key_row + h) * d_h, left, right, in_left, in_right, E)
+        left, right = _halves(dv_at + h * v_h, in_left, in_right, E)
+        _write(drow_at + (key_row + H + h) * d_h, left, right, in_left, in_right, E)

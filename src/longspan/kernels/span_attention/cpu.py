@@ -1,0 +1,277 @@
+"""Span attention in compiled code for a processor: every head computes its own window and no more.
+
+What `cpu.cpp` does not know plain torch does (`eager.py`): persistent, biases, position keys of single
+heads, spans without renormalisation, other numbers than float32, heads that are no multiple of 16 wide, and
+blocks so short that nothing would be gained.
+
+Shapes: as in the package.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from longspan.kernels.compiler import compiled
+from longspan.kernels.span_attention.mask import soft_mask
+
+SOURCE = Path(__file__).with_name("cpu.cpp")
+LANES = 16
+"""Numbers of a vector, where it is widest."""
+
+SHORTEST = 16
+"""Queries of a block."""
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = (
+        ("start", ctypes.c_void_p),
+        ("of_batch", ctypes.c_int64),
+        ("of_head", ctypes.c_int64),
+        ("of_row", ctypes.c_int64),
+    )
+
+
+class _Head(ctypes.Structure):
+    _fields_ = (
+        *((name, _Rows) for name in ("keys", "values", "dkeys", "dvalues")),
+        *((name, ctypes.c_int64) for name in ("number", "remembered", "window", "begins")),
+    )
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "block", "width")),
+        *((name, ctypes.c_int64) for name in ("first_distance", "longest", "threads", "seed")),
+        *((name, ctypes.c_float) for name in ("scale", "dropout")),
+        *((name, _Rows) for name in ("q", "k", "v", "out", "dq", "dk", "dv", "dout")),
+        ("each", ctypes.POINTER(_Head)),
+        *((name, ctypes.c_void_p) for name in ("filled", "mask", "position_keys", "dmask", "dposition_keys")),
+        *((name, ctypes.c_void_p) for name in ("weights", "totals", "task_dmask", "task_dkeys")),
+    )
+
+
+class _Settings(NamedTuple):
+    """All that gets no gradient."""
+
+    windows: Sequence[int]
+    filled_B: Tensor | None
+    first_distance: int
+    dropout: float
+    seed: int
+    learns: bool
+
+    @property
+    def columns(self) -> int:
+        """Of all windows, in whole vectors."""
+        return sum(map(_columns, self.windows))
+
+
+def takes(
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, past: Sequence[Tensor], position_keys: Tensor | None
+) -> bool:
+    """Whether it can be done with these queries, keys and values on this machine."""
+    block, width = q_BHTK.shape[2:]
+    if block < SHORTEST or width % LANES or torch.compiler.is_compiling():
+        return False
+    if position_keys is not None and position_keys.dim() != 2:
+        return False
+    return all(map(_is_plain, (q_BHTK, k_BHTK, v_BHTK, *past))) and is_here()
+
+
+def is_here() -> bool:
+    """Whether this machine has it compiled, or can."""
+    return compiled(SOURCE) is not None
+
+
+def _is_plain(x: Tensor) -> bool:
+    return type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and x.dtype == torch.float32
+
+
+def span_attention(
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    *,
+    past: Sequence[Tensor],
+    windows: Sequence[int],
+    position_keys: Tensor | None,
+    filled_B: Tensor | None,
+    spans_H: Tensor | None,
+    ramp: int,
+    first_distance: int,
+    dropout: float,
+) -> Tensor:
+    """As the package says, of all heads at once; position keys are those that all heads share, [L, K]."""
+    _check(q_BHTK, k_BHTK, v_BHTK, past, windows, position_keys, filled_B, spans_H, first_distance)
+    if spans_H is None:  # nothing hides what is too far: heads of a group look equally far
+        windows = _longest_of_groups(windows, past)
+    longest = max(windows)
+    mask_HL = None if spans_H is None else soft_mask(spans_H.to(q_BHTK.dtype), ramp, longest)
+    p_LK = None if position_keys is None else position_keys[:longest].to(q_BHTK.dtype).contiguous()
+    inputs = (q_BHTK, k_BHTK, v_BHTK, mask_HL, p_LK, *past)
+    learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    seed = int(torch.randint(2**31, (1,))) if dropout > 0 else 0
+    filled_B = None if filled_B is None else filled_B.to(torch.int64).contiguous()
+    settings = _Settings(windows, filled_B, first_distance, dropout, seed, learns)
+    with torch.autocast("cpu", enabled=False):
+        out_BTHK: Tensor = _SpanAttention.apply(settings, *inputs)  # type: ignore[no-untyped-call]
+    return out_BTHK.transpose(1, 2)
+
+
+def _check(
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    past: Sequence[Tensor],
+    windows: Sequence[int],
+    position_keys: Tensor | None,
+    filled_B: Tensor | None,
+    spans_H: Tensor | None,
+    first_distance: int,
+) -> None:
+    """Compiled code reads where it is told to."""
+    batch, heads, _, width = q_BHTK.shape
+    wrong = {
+        "keys": k_BHTK.shape != q_BHTK.shape,
+        "values": v_BHTK.shape != q_BHTK.shape,
+        "windows": len(windows) != heads or min(windows) < 1,
+        "past": sum(kv_BMXK.shape[2] for kv_BMXK in past) != 2 * heads
+        or any((kv_BMXK.shape[0], kv_BMXK.shape[3]) != (batch, width) for kv_BMXK in past),
+        "position_keys": position_keys is not None
+        and (len(position_keys) < max(windows) or position_keys.shape[1] != width),
+        "filled_B": filled_B is not None and filled_B.shape != (batch,),
+        "spans_H": spans_H is not None and spans_H.shape != (heads,),
+    }
+    if any(wrong.values()):
+        raise ValueError(f"{', '.join(name for name in wrong if wrong[name])} do not fit to the queries")
+    if filled_B is not None and first_distance != 0:
+        raise ValueError("with filled_B a query must see itself: first_distance must be 0")
+
+
+def _longest_of_groups(windows: Sequence[int], past: Sequence[Tensor]) -> list[int]:
+    rest, longest = iter(windows), []
+    for kv_BMXK in past:
+        group = [next(rest) for _ in range(kv_BMXK.shape[2] // 2)]
+        longest += [max(group)] * len(group)
+    return longest
+
+
+class _SpanAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, settings: _Settings, *given: Tensor | None) -> Tensor:
+        inputs: list[Any] = [None if x is None else _rows_in_one_piece(x) for x in given]
+        q_BHTK = inputs[0]
+        batch, heads, block, width = q_BHTK.shape
+        out_BTHK: Tensor = q_BHTK.new_empty(batch, block, heads, width)
+        totals = q_BHTK.new_empty(batch, heads, block)
+        weights = q_BHTK.new_empty(batch * block * settings.columns) if settings.learns else None
+        call = _call(settings, *inputs)
+        call.out, call.totals, call.weights = _rows(out_BTHK, head=2, row=1), _start(totals), _start(weights)
+        _library().forward(ctypes.byref(call))
+        ctx.settings = settings
+        ctx.save_for_backward(*inputs, totals, weights)
+        return out_BTHK
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout_BTHK: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, totals, weights = ctx.saved_tensors
+        q_BHTK, _, _, mask_HL, p_LK, *past = inputs
+        batch, heads, block, width = q_BHTK.shape
+        dout_BTHK = _rows_in_one_piece(dout_BTHK)
+        # Side by side, as they come out of their projection.
+        dq, dk, dv = q_BHTK.new_empty(batch, block, 3 * heads, width).split(heads, dim=2)
+        dmask_HL = None if mask_HL is None else torch.empty_like(mask_HL)
+        dp_LK = None if p_LK is None else torch.empty_like(p_LK)
+        dpast = [_rows_in_one_piece(torch.empty_like(kv_BMXK)) for kv_BMXK in past]
+        task_dmask = q_BHTK.new_empty(batch * ctx.settings.columns)
+        task_dkeys = None if p_LK is None else q_BHTK.new_empty(batch * ctx.settings.columns, width)
+        call = _call(ctx.settings, *inputs, dpast=dpast)
+        call.dout, call.dq, call.dk, call.dv = (_rows(x, head=2, row=1) for x in (dout_BTHK, dq, dk, dv))
+        call.totals, call.weights = _start(totals), _start(weights)
+        call.dmask, call.dposition_keys = _start(dmask_HL), _start(dp_LK)
+        call.task_dmask, call.task_dkeys = _start(task_dmask), _start(task_dkeys)
+        _library().backward(ctypes.byref(call))
+        return None, *(x.transpose(1, 2) for x in (dq, dk, dv)), dmask_HL, dp_LK, *dpast
+
+
+def _call(
+    settings: _Settings,
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    mask_HL: Tensor | None,
+    p_LK: Tensor | None,
+    *past: Tensor,
+    dpast: Sequence[Tensor] | None = None,
+) -> _Call:
+    """What both passes are told."""
+    batch, heads, block, width = q_BHTK.shape
+    return _Call(
+        batch=batch,
+        heads=heads,
+        block=block,
+        width=width,
+        first_distance=settings.first_distance,
+        longest=max(settings.windows),
+        threads=torch.get_num_threads(),
+        seed=settings.seed,
+        scale=1 / math.sqrt(width),
+        dropout=settings.dropout,
+        q=_rows(q_BHTK, head=1, row=2),
+        k=_rows(k_BHTK, head=1, row=2),
+        v=_rows(v_BHTK, head=1, row=2),
+        each=_heads(settings.windows, past, dpast or past),
+        filled=_start(settings.filled_B),
+        mask=_start(mask_HL),
+        position_keys=_start(p_LK),
+    )
+
+
+def _heads(windows: Sequence[int], past: Sequence[Tensor], dpast: Sequence[Tensor]) -> Any:
+    """Every head with its rows of the memory, those that look far first: short ones then fill the gaps."""
+    heads: list[_Head] = []
+    begins = 0
+    for kv_BMXK, dkv_BMXK in zip(past, dpast, strict=True):
+        size = kv_BMXK.shape[2] // 2
+        for place in range(size):
+            rows = [
+                _rows(x_BMXK[:, :, at], row=1)
+                for x_BMXK in (kv_BMXK, dkv_BMXK)
+                for at in (place, size + place)
+            ]
+            window = windows[len(heads)]
+            heads.append(_Head(*rows, len(heads), kv_BMXK.shape[1], window, begins))
+            begins += _columns(window)
+    heads.sort(key=lambda head: -int(head.window))
+    return (_Head * len(heads))(*heads)
+
+
+def _columns(window: int) -> int:
+    return -(-window // LANES) * LANES
+
+
+def _rows_in_one_piece(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _rows(x: Tensor, *, row: int, head: int | None = None) -> _Rows:
+    return _Rows(x.data_ptr(), x.stride(0), 0 if head is None else x.stride(head), x.stride(row))
+
+
+def _start(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def _library() -> ctypes.CDLL:
+    library = compiled(SOURCE)
+    assert library is not None
+    return library

@@ -1,0 +1,684 @@
+"""Span attention as Triton kernels: a tile of queries at a time, and only the keys that its head can see.
+
+The forward pass keeps nothing of the size of the score table. It goes over the keys once, with the running
+maximum, Z = sum of e and Y = sum of e m, where e = exp(score - maximum) and m is the soft mask:
+
+    out = sum e m v / (Y + 1e-8 Z)
+
+and leaves one number per query, the logarithm of that total. The backward pass makes the weights anew from
+it, once a tile of queries at a time for the gradients of queries and spans, and once a tile of keys at a time
+for those of keys and values. Where that pays (`KEEPS`) the first leaves them and the gradients of the scores
+in tables, and for the second there are products and nothing else. Every program writes what no other writes:
+results do not depend on the order in which programs run.
+
+Most tiles lie inside: all their queries see all their keys through a mask of 1. They come in one run, between
+the tiles at the far edge of the span and those at the query's own position, and need not ask who sees what.
+
+Keys have two sources. `PAST` holds what each group of heads remembers, as long as that group needs it; the
+block's own keys follow. Both are addressed by position, negative in the past, so a loop is a source and a
+range. The term for the distance is a table R[t, c] that `relative_bias.py` has made, oldest distance first.
+Position j of query t is its column j - t + t % 8 + constant: rows begin at multiples of 8, and so does every
+eighth key in them: they are read and written as they lie, in pieces of 8 numbers. Tiles begin at such keys.
+A tile may reach beyond a row, into its neighbours: what it finds there belongs to keys that are not seen.
+
+Shapes: as in the package; BM queries and BN keys in a tile, BK the head's width rounded up.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from longspan.kernels.hashing import kept_places, mixed
+from longspan.kernels.span_attention.mask import EPSILON
+
+EPS = tl.constexpr(EPSILON)
+LOG2E = tl.constexpr(1.4426950408889634)
+BEYOND = tl.constexpr(1 << 30)  # the position that no tile begins at
+SLOTS = tl.constexpr(1 << 30)  # the position that persistent begin at, for dropout
+
+# The table of heads has 8 numbers in a row. Those of the past count in rows of a head, WIDTH numbers each.
+#   0 window   1 reach   2 keys in PAST   3 values in PAST   4 step of the batch   5 step of a position
+#   6 begin of the table R   7 width of its rows: those of a text are as many as T rounded up to 8
+
+
+@triton.jit
+def _rise(edge, t, j, slope):
+    """The soft mask before it is clamped; `edge` is where it reaches 0. In [0, 1] it moves with the span."""
+    return ((edge - t)[:, None] + j.to(tl.float32)[None, :]) * slope
+
+
+@triton.jit
+def _clamped(rise):
+    return tl.minimum(tl.maximum(rise, 0.0), 1.0)
+
+
+@triton.jit
+def _rows(base, row, step, there, WIDTH: tl.constexpr, BK: tl.constexpr, ALL_THERE: tl.constexpr):
+    """Rows of a head, [rows, BK], zeros for those that are not there."""
+    kk = tl.arange(0, BK)
+    at = base + row[:, None] * step + kk[None, :]
+    if ALL_THERE:
+        if WIDTH == BK:
+            return tl.load(at)
+        else:
+            return tl.load(at, mask=(kk < WIDTH)[None, :], other=0.0)
+    else:
+        if WIDTH == BK:
+            return tl.load(at, mask=there[:, None], other=0.0)
+        else:
+            return tl.load(at, mask=there[:, None] & (kk < WIDTH)[None, :], other=0.0)
+
+
+@triton.jit
+def _biased(q, BIAS, h, there, WIDTH: tl.constexpr, BK: tl.constexpr):
+    """Rows of queries with the bias of their head; those that are not there stay zeros."""
+    kk = tl.arange(0, BK)
+    bias = tl.load(BIAS + h * WIDTH + kk, mask=kk < WIDTH, other=0.0).to(q.dtype)
+    both = (q.to(tl.float32) + bias.to(tl.float32)[None, :]).to(q.dtype)
+    return tl.where(there[:, None], both, q)
+
+
+@triton.jit
+def _store_rows(base, row, step, there, values, WIDTH: tl.constexpr, BK: tl.constexpr):
+    kk = tl.arange(0, BK)
+    at = base + row[:, None] * step + kk[None, :]
+    tl.store(at, values.to(base.dtype.element_ty), mask=there[:, None] & (kk < WIDTH)[None, :])
+
+
+@triton.jit
+def _seen(t, j, window, filled, T, FIRST: tl.constexpr, HAS_FILLED: tl.constexpr):
+    """Which keys the queries see, [queries, keys]."""
+    # Without a sign, what is nearer than the first distance is further than any: one comparison does.
+    beyond_first = ((t - FIRST)[:, None] - j[None, :]).to(tl.uint32)
+    seen = beyond_first < tl.where(t < T, window, 0).to(tl.uint32)[:, None]
+    if HAS_FILLED:
+        seen = seen & (j >= -filled)[None, :]
+    return seen
+
+
+@triton.jit
+def _table_begin(table, b, t0, T):
+    """Where row `t0` of a text, a multiple of 8, has position 0 in R, and how far its rows lie apart."""
+    step = tl.multiple_of(tl.load(table + 7), 8)
+    begin = tl.multiple_of(tl.load(table + 6), 8)
+    return begin + (b * (tl.cdiv(T, 8) * 8) + t0).to(tl.int64) * step + (step - 8 - t0), step.to(tl.int32)
+
+
+@triton.jit
+def _table_rows(step, BM: tl.constexpr):
+    """Where the rows of a tile have the position that the first has at 0."""
+    x = tl.arange(0, BM)
+    return x * tl.multiple_of(step, 8) - x // 8 * 8
+
+
+@triton.jit
+def _in_rows(ahead, step, BM: tl.constexpr, BN: tl.constexpr):
+    """Which places of a tile, keys that begin `ahead` of its queries, lie in their own row of a table."""
+    step = tl.multiple_of(step, 8)
+    begin = tl.multiple_of(ahead, 8) + step - 8 - tl.arange(0, BM) // 8 * 8
+    column = begin[:, None] + tl.arange(0, BN)[None, :]
+    return (column >= 0) & (column < step)
+
+
+@triton.jit
+def _own_window(edge, FIRST: tl.constexpr):
+    """How many distances reach just beyond the soft edge of a span, in steps of 16 as on the host."""
+    return (tl.math.ceil(edge).to(tl.int32) - FIRST + 1 + 15) // 16 * 16
+
+
+@triton.jit
+def _head(HEADS, SPANS, h, ramp, FIRST: tl.constexpr, HAS_SPANS: tl.constexpr, FOLLOWS: tl.constexpr):
+    """A head's row in the table of heads, its window, its reach, and where its soft mask ends."""
+    table = HEADS + h * 8
+    window = tl.load(table).to(tl.int32)
+    reach = tl.load(table + 1).to(tl.int32)
+    edge = tl.load(SPANS + h) + (FIRST + ramp) if HAS_SPANS else 0.0
+    if FOLLOWS:
+        window = tl.minimum(window, _own_window(edge, FIRST))
+    return table, window, reach, edge
+
+
+@triton.jit
+def _farthest_inside(edge, ramp, window, FIRST: tl.constexpr, HAS_SPANS: tl.constexpr):
+    """The largest distance at which the mask is above its corner, or which the window holds."""
+    if HAS_SPANS:
+        inside = tl.math.ceil(edge - ramp).to(tl.int32) - 1
+        return tl.minimum(inside, FIRST + window - 1)
+    else:
+        return FIRST + window - 1
+
+
+@triton.jit
+def _inner_tiles(origin, first, last, STEP: tl.constexpr):
+    """Begin and end of the tiles, counted from `origin` in steps, that lie within [first, last).
+
+    Without any both are beyond all tiles: these are one run then.
+    """
+    begin = origin + tl.cdiv(tl.maximum(first - origin, 0), STEP) * STEP
+    end = origin + (tl.maximum(last - origin, 0) // STEP) * STEP
+    return tl.where(begin < end, begin, BEYOND), tl.where(begin < end, end, BEYOND)
+
+
+@triton.jit
+def _source(
+    K, V, PAST, table, b, h, reach, k_b, k_h, k_t, v_b, v_h, v_t, oldest, end,
+    FROM_BLOCK: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Where keys and values of the block or the past lie, by position, and the range that tiles cover."""
+    if FROM_BLOCK:
+        k_base = K + b.to(tl.int64) * k_b + h * k_h
+        v_base = V + b.to(tl.int64) * v_b + h * v_h
+        return k_base, v_base, k_t, v_t, tl.maximum(oldest, 0) // 8 * 8, end
+    else:
+        row = tl.load(table + 5).to(tl.int32) * WIDTH
+        past = PAST + b * tl.load(table + 4) * WIDTH + reach * row
+        k_base = past + tl.load(table + 2) * WIDTH
+        v_base = past + tl.load(table + 3) * WIDTH
+        return k_base, v_base, row, row, tl.minimum(-tl.cdiv(-oldest, BN) * BN, 0), tl.minimum(end, 0)
+
+
+@triton.jit
+def _forward_tiles(
+    start, stop, top, z, y, acc, q, t, row_key, k_base, v_base, k_row, v_row, r_base, r_row,
+    window, reach, filled, edge, T, slope, scale, threshold,
+    FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, INSIDE: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, HAS_FILLED: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Go on with the running sums over the keys from `start` to `stop`."""
+    for n0 in range(start, stop, BN):
+        n0 = tl.multiple_of(n0, 8)
+        j = n0 + tl.arange(0, BN)
+        there = (j >= -reach) & (j < T)
+        k = _rows(k_base, j, k_row, there, WIDTH, BK, INSIDE)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if not INSIDE:
+            seen = _seen(t, j, window, filled, T, FIRST, HAS_FILLED)
+        if HAS_POSITIONS:
+            r_at = (r_base + n0) + (r_row[:, None] + tl.arange(0, BN)[None, :])
+            r = tl.load(r_at) if INSIDE else tl.load(r_at, mask=(t < T)[:, None], other=0.0)
+            s += r.to(tl.float32)
+        if not INSIDE:
+            s = tl.where(seen, s, float("-inf"))
+        new_top = tl.maximum(top, tl.max(s, 1))
+        base = new_top * (scale * LOG2E)
+        if not INSIDE:
+            base = tl.where(new_top == float("-inf"), 0.0, base)
+        shrink = tl.exp2(top * (scale * LOG2E) - base)
+        e = tl.exp2(s * (scale * LOG2E) - base[:, None])
+        sum_e = tl.sum(e, 1)
+        z = z * shrink + sum_e
+        if HAS_SPANS:
+            if not INSIDE:
+                e *= _clamped(_rise(edge, t, j, slope))
+                sum_e = tl.sum(e, 1)
+            y = y * shrink + sum_e
+        if HAS_DROPOUT:
+            e = tl.where(kept_places(row_key, j, threshold), e, 0.0)
+        v = _rows(v_base, j, v_row, there, WIDTH, BK, INSIDE)
+        acc = acc * shrink[:, None] + tl.dot(e.to(v.dtype), v, input_precision=PRECISION)
+        top = new_top
+    return top, z, y, acc
+
+
+@triton.jit
+def forward_kernel(
+    Q, K, V, PAST, R, SLOT_K, SLOT_V, BIAS, OUT, LSE, HEADS, SPANS, FILLED, SEED,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t,
+    B, H, T, P, ramp, slope, scale, threshold, keep_scale,
+    FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
+    HAS_SLOTS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr, WHOLE_SLOTS: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(1) % B
+    h = H - 1 - tl.program_id(1) // B  # heads are sorted by window: the longest begin first
+    t0 = tl.program_id(0) * BM
+    table, window, reach, edge = _head(HEADS, SPANS, h, ramp, FIRST, HAS_SPANS, FOLLOWS)
+    filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else reach
+    seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
+
+    t = t0 + tl.arange(0, BM)
+    row = (b * H + h) * T + t
+    row_key = mixed(row.to(tl.uint32) ^ seed)
+    q = _rows(Q + b.to(tl.int64) * q_b + h * q_h, t, q_t, t < T, WIDTH, BK, False)
+    if HAS_BIAS:
+        q = _biased(q, BIAS, h, t < T, WIDTH, BK)
+    r_base, r_row = R, t
+    if HAS_POSITIONS:
+        begin, step = _table_begin(table, b, t0, T)
+        r_base, r_row = R + begin, _table_rows(step, BM)
+
+    top = tl.full([BM], float("-inf"), tl.float32)
+    z = tl.zeros([BM], tl.float32)
+    y = tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, BK], tl.float32)
+
+    oldest = t0 - FIRST - window + 1
+    if HAS_FILLED:
+        oldest = tl.maximum(oldest, -filled)
+    end = tl.minimum(t0 + BM - FIRST, T)
+    # Keys that lie inside: all queries of the tile see them.
+    far = _farthest_inside(edge, ramp, window, FIRST, HAS_SPANS)
+    farthest = tl.maximum(t0 + BM - 1 - far, -tl.minimum(reach, filled))
+    farthest = tl.where(t0 + BM <= T, farthest, end)
+    for from_block in tl.static_range(2):
+        k_base, v_base, k_row, v_row, start, stop = _source(
+            K, V, PAST, table, b, h, reach, k_b, k_h, k_t, v_b, v_h, v_t, oldest, end, from_block, WIDTH, BN
+        )  # fmt: skip
+        inside, beyond = _inner_tiles(start, farthest, tl.minimum(t0 - FIRST + 1, stop), BN)
+        for part in tl.static_range(3):
+            if part == 0:
+                n0, n1 = start, tl.minimum(inside, stop)
+            elif part == 1:
+                n0, n1 = inside, beyond
+            else:
+                n0, n1 = beyond, stop
+            if part < 2 or from_block:
+                top, z, y, acc = _forward_tiles(
+                    n0, n1, top, z, y, acc, q, t, row_key, k_base, v_base, k_row, v_row, r_base, r_row,
+                    window, reach, filled, edge, T, slope, scale, threshold,
+                    FIRST, WIDTH, BK, BN, part == 1,
+                    HAS_POSITIONS, HAS_SPANS, HAS_FILLED, HAS_DROPOUT, PRECISION,
+                )  # fmt: skip
+
+    if HAS_SLOTS:
+        for p0 in range(0, P, BN):
+            p = p0 + tl.arange(0, BN)
+            k = _rows(SLOT_K, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_SLOTS)
+            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            if not WHOLE_SLOTS:
+                s = tl.where((p < P)[None, :], s, float("-inf"))
+            new_top = tl.maximum(top, tl.max(s, 1))
+            base = new_top * (scale * LOG2E)
+            shrink = tl.exp2(top * (scale * LOG2E) - base)
+            e = tl.exp2(s * (scale * LOG2E) - base[:, None])
+            sum_e = tl.sum(e, 1)
+            z = z * shrink + sum_e
+            y = y * shrink + sum_e
+            if HAS_DROPOUT:
+                e = tl.where(kept_places(row_key, p + SLOTS, threshold), e, 0.0)
+            v = _rows(SLOT_V, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_SLOTS)
+            acc = acc * shrink[:, None] + tl.dot(e.to(v.dtype), v, input_precision=PRECISION)
+            top = new_top
+
+    total = z
+    if HAS_SPANS and RENORMALISE:
+        total = y + EPS * z
+    if HAS_DROPOUT:
+        acc *= keep_scale
+    out_base = OUT + b.to(tl.int64) * o_b + h * o_h
+    _store_rows(out_base, t, o_t, t < T, acc / total[:, None], WIDTH, BK)
+    tl.store(LSE + row, top * (scale * LOG2E) + tl.log2(total), mask=t < T)
+
+
+@triton.jit
+def _score_gradient(share, dw, inner, mask, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr):
+    """The gradient of the scores: `share` is the softmax over the total, w = share mask, inner = <w, dw>."""
+    if HAS_SPANS:
+        if RENORMALISE:
+            # What the softmax takes back cancels to 1e-8 <w, dw>: outside the span that is all there is.
+            return share * (mask * (dw - inner) - EPS * inner)
+        else:
+            return share * (mask * dw - inner)
+    else:
+        return share * (dw - inner)
+
+
+@triton.jit
+def _query_gradient_tiles(
+    start, stop, dq, dspan, q, dout, lse, inner, t0, t, row_key, k_base, v_base, k_row, v_row,
+    r_base, dr_base, w_base, r_row, r_step, window, reach, filled, edge,
+    T, slope, scale, threshold, keep_scale,
+    FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    INSIDE: tl.constexpr, HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr,
+    HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, KEEPS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    for n0 in range(start, stop, BN):
+        n0 = tl.multiple_of(n0, 8)
+        j = n0 + tl.arange(0, BN)
+        there = (j >= -reach) & (j < T)
+        k = _rows(k_base, j, k_row, there, WIDTH, BK, INSIDE)
+        v = _rows(v_base, j, v_row, there, WIDTH, BK, INSIDE)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if not INSIDE:
+            seen = _seen(t, j, window, filled, T, FIRST, HAS_FILLED)
+        if HAS_POSITIONS:
+            r_at = (r_base + n0) + (r_row[:, None] + tl.arange(0, BN)[None, :])
+            r = tl.load(r_at) if INSIDE else tl.load(r_at, mask=(t < T)[:, None], other=0.0)
+            s += r.to(tl.float32)
+        share = tl.exp2(s * (scale * LOG2E) - lse[:, None])
+        if not INSIDE:
+            share = tl.where(seen, share, 0.0)
+        dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+        if HAS_DROPOUT:
+            kept = kept_places(row_key, j, threshold)
+            dw = tl.where(kept, dw * keep_scale, 0.0)
+        w = share
+        if HAS_SPANS and not INSIDE:
+            rise = _rise(edge, t, j, slope)
+            dmask = share * (dw - inner[:, None]) if RENORMALISE else share * dw
+            dspan += tl.sum(tl.where((rise >= 0.0) & (rise <= 1.0), dmask, 0.0), 1)
+            w = share * _clamped(rise)
+            ds = _score_gradient(share, dw, inner[:, None], _clamped(rise), HAS_SPANS, RENORMALISE)
+        else:
+            ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
+        ds = ds.to(k.dtype)
+        if HAS_POSITIONS:
+            at = r_row[:, None] + tl.arange(0, BN)[None, :]
+            here = _in_rows(n0 - t0, r_step, BM, BN) & (t < tl.cdiv(T, 8) * 8)[:, None]
+            if INSIDE:
+                tl.store((dr_base + n0) + at, ds)
+            else:
+                tl.store((dr_base + n0) + at, ds, mask=here)
+            if KEEPS:
+                if HAS_DROPOUT:
+                    w = tl.where(kept, w, 0.0)
+                if INSIDE:
+                    tl.store((w_base + n0) + at, w.to(k.dtype))
+                else:
+                    tl.store((w_base + n0) + at, w.to(k.dtype), mask=here)
+        dq += tl.dot(ds, k, input_precision=PRECISION)
+    return dq, dspan
+
+
+@triton.jit
+def _clear_before(base, step, first, t0, T, BM: tl.constexpr, BN: tl.constexpr):
+    """Zeros for the distances in a row of the table that no tile comes to: those before position `first`."""
+    x = tl.arange(0, BM)
+    before = tl.minimum(tl.maximum(first + step - 8 - t0 - x // 8 * 8, 0), step)
+    before = tl.multiple_of(tl.where(t0 + x < tl.cdiv(T, 8) * 8, before, 0), 8)
+    for c0 in range(0, tl.max(before, 0), BN):
+        c = c0 + tl.arange(0, BN)
+        at = base + (x * tl.multiple_of(step, 8))[:, None] + c[None, :]
+        tl.store(at, 0.0, mask=c[None, :] < before[:, None])
+
+
+@triton.jit
+def query_gradient_kernel(
+    Q, K, V, PAST, R, SLOT_K, SLOT_V, BIAS, OUT, DOUT, LSE, INNER, HEADS, SPANS, FILLED, SEED,
+    DQ, DR, W, DSPAN, DBIAS, BIASED_Q,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, do_b, do_h, do_t, dq_b, dq_h, dq_t,
+    B, H, T, P, ramp, slope, scale, threshold, keep_scale,
+    FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
+    HAS_SLOTS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr, WHOLE_SLOTS: tl.constexpr, KEEPS: tl.constexpr,
+):  # fmt: skip
+    """A tile of queries: their gradient, that of their rows of R, and their part of those of span and bias.
+
+    It also leaves <out, dout> of every query, queries with their bias, which lie as OUT does, and if it
+    `KEEPS` them the weights that values have, in a table W like R, for the kernels that follow.
+    """
+    b = tl.program_id(1) % B
+    h = H - 1 - tl.program_id(1) // B
+    t0 = tl.program_id(0) * BM
+    table, window, reach, edge = _head(HEADS, SPANS, h, ramp, FIRST, HAS_SPANS, FOLLOWS)
+    filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else reach
+    seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
+
+    t = t0 + tl.arange(0, BM)
+    row = (b * H + h) * T + t
+    row_key = mixed(row.to(tl.uint32) ^ seed)
+    q = _rows(Q + b.to(tl.int64) * q_b + h * q_h, t, q_t, t < T, WIDTH, BK, False)
+    if HAS_BIAS:
+        q = _biased(q, BIAS, h, t < T, WIDTH, BK)
+        _store_rows(BIASED_Q + b.to(tl.int64) * o_b + h * o_h, t, o_t, t < T, q, WIDTH, BK)
+    out = _rows(OUT + b.to(tl.int64) * o_b + h * o_h, t, o_t, t < T, WIDTH, BK, False)
+    dout = _rows(DOUT + b.to(tl.int64) * do_b + h * do_h, t, do_t, t < T, WIDTH, BK, False)
+    lse = tl.load(LSE + row, mask=t < T, other=0.0)
+    inner = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
+    tl.store(INNER + row, inner, mask=t < T)
+    oldest = t0 - FIRST - window + 1
+    if HAS_FILLED:
+        oldest = tl.maximum(oldest, -filled)
+    r_base, dr_base, w_base, r_row, step = R, DR, W, t, 8
+    if HAS_POSITIONS:
+        begin, step = _table_begin(table, b, t0, T)
+        r_base, dr_base, r_row = R + begin, DR + begin, _table_rows(step, BM)
+        first = tl.where(oldest < 0, -tl.cdiv(-oldest, BN) * BN, oldest // 8 * 8)
+        _clear_before(dr_base - (step - 8 - t0), step, first, t0, T, BM, BN)
+        if KEEPS:
+            w_base = W + begin
+            _clear_before(w_base - (step - 8 - t0), step, first, t0, T, BM, BN)
+    dq = tl.zeros([BM, BK], tl.float32)
+    dspan = tl.zeros([BM], tl.float32)
+
+    end = tl.minimum(t0 + BM - FIRST, T)
+    far = _farthest_inside(edge, ramp, window, FIRST, HAS_SPANS)
+    farthest = tl.maximum(t0 + BM - 1 - far, -tl.minimum(reach, filled))
+    farthest = tl.where(t0 + BM <= T, farthest, end)
+    for from_block in tl.static_range(2):
+        k_base, v_base, k_row, v_row, start, stop = _source(
+            K, V, PAST, table, b, h, reach, k_b, k_h, k_t, v_b, v_h, v_t, oldest, end, from_block, WIDTH, BN
+        )  # fmt: skip
+        inside, beyond = _inner_tiles(start, farthest, tl.minimum(t0 - FIRST + 1, stop), BN)
+        for part in tl.static_range(3):
+            if part == 0:
+                n0, n1 = start, tl.minimum(inside, stop)
+            elif part == 1:
+                n0, n1 = inside, beyond
+            else:
+                n0, n1 = beyond, stop
+            if part < 2 or from_block:
+                dq, dspan = _query_gradient_tiles(
+                    n0, n1, dq, dspan, q, dout, lse, inner, t0, t, row_key, k_base, v_base, k_row, v_row,
+                    r_base, dr_base, w_base, r_row, step, window, reach, filled, edge,
+                    T, slope, scale, threshold, keep_scale,
+                    FIRST, WIDTH, BK, BM, BN, part == 1,
+                    HAS_POSITIONS, HAS_SPANS, RENORMALISE, HAS_FILLED, HAS_DROPOUT, KEEPS, PRECISION,
+                )  # fmt: skip
+
+    if HAS_SLOTS:
+        for p0 in range(0, P, BN):
+            p = p0 + tl.arange(0, BN)
+            k = _rows(SLOT_K, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_SLOTS)
+            v = _rows(SLOT_V, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_SLOTS)
+            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            share = tl.exp2(s * (scale * LOG2E) - lse[:, None])
+            if not WHOLE_SLOTS:
+                share = tl.where((p < P)[None, :], share, 0.0)
+            dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+            if HAS_DROPOUT:
+                dw = tl.where(kept_places(row_key, p + SLOTS, threshold), dw * keep_scale, 0.0)
+            ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
+            dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
+
+    dq = (dq * scale).to(DQ.dtype.element_ty)
+    _store_rows(DQ + b.to(tl.int64) * dq_b + h * dq_h, t, dq_t, t < T, dq, WIDTH, BK)
+    part = (h * B + b) * tl.num_programs(0) + tl.program_id(0)
+    if HAS_BIAS:
+        kk = tl.arange(0, BK)
+        # Of the rows as they are stored: so it can be taken out again of a sum over them.
+        dbias = tl.sum(tl.where((t < T)[:, None], dq.to(tl.float32), 0.0), 0)
+        tl.store(DBIAS + part * WIDTH + kk, dbias, mask=kk < WIDTH)
+    if HAS_SPANS:
+        dspan = tl.where(t < T, dspan, 0.0)
+        tl.store(DSPAN + part, tl.sum(dspan, 0) * slope)
+
+
+@triton.jit
+def _key_gradient_tiles(
+    start, stop, dk, dv, k, v, j, q_base, dout_base, q_t, o_t, row0, LSE, INNER, seed,
+    r_base, r_step, window, filled, edge, T, slope, scale, threshold, keep_scale,
+    FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, INSIDE: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr,
+    HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Weights and gradients of the scores made anew."""
+    for t0 in range(start, stop, BM):
+        t0 = tl.multiple_of(t0, 8)
+        t = t0 + tl.arange(0, BM)
+        q = _rows(q_base, t, q_t, t < T, WIDTH, BK, INSIDE)
+        dout = _rows(dout_base, t, o_t, t < T, WIDTH, BK, INSIDE)
+        lse = tl.load(LSE + row0 + t, mask=t < T, other=0.0)
+        inner = tl.load(INNER + row0 + t, mask=t < T, other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if HAS_POSITIONS:
+            rows = r_base + (tl.cast(t0, tl.int64) * r_step - t0)
+            r_at = rows + (_table_rows(r_step, BM)[:, None] + j[None, :])
+            r = tl.load(r_at) if INSIDE else tl.load(r_at, mask=(t < T)[:, None], other=0.0)
+            s += r.to(tl.float32)
+        share = tl.exp2(s * (scale * LOG2E) - lse[:, None])
+        if not INSIDE:
+            share = tl.where(_seen(t, j, window, filled, T, FIRST, HAS_FILLED), share, 0.0)
+        dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+        w = share
+        mask = 1.0
+        if HAS_SPANS and not INSIDE:
+            mask = _clamped(_rise(edge, t, j, slope))
+            w = share * mask
+        if HAS_DROPOUT:
+            row_key = mixed((row0 + t).to(tl.uint32) ^ seed)
+            kept = kept_places(row_key, j, threshold)
+            dw = tl.where(kept, dw * keep_scale, 0.0)
+            w = tl.where(kept, w, 0.0)
+        ds = _score_gradient(share, dw, inner[:, None], mask, HAS_SPANS, RENORMALISE)
+        dv += tl.dot(tl.trans(w.to(dout.dtype)), dout, input_precision=PRECISION)
+        dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit
+def _kept_key_gradient_tiles(
+    start, stop, dk, dv, n0, q_base, dout_base, q_t, o_t, w_base, dr_base, step, T,
+    WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Both as they were kept."""
+    for t0 in range(start, stop, BM):
+        t0 = tl.multiple_of(t0, 8)
+        t = t0 + tl.arange(0, BM)
+        q = _rows(q_base, t, q_t, t < T, WIDTH, BK, False)
+        dout = _rows(dout_base, t, o_t, t < T, WIDTH, BK, False)
+        here = _in_rows(n0 - t0, step, BM, BN) & (t < T)[:, None]
+        rows = tl.cast(t0, tl.int64) * step + (n0 - t0)
+        at = _table_rows(step, BM)[:, None] + tl.arange(0, BN)[None, :]
+        w = tl.load((w_base + rows) + at, mask=here, other=0.0)
+        ds = tl.load((dr_base + rows) + at, mask=here, other=0.0)
+        dv += tl.dot(tl.trans(w), dout, input_precision=PRECISION)
+        dk += tl.dot(tl.trans(ds), q, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit
+def key_gradient_kernel(
+    Q, K, V, PAST, R, W, DR, DOUT, LSE, INNER, HEADS, SPANS, FILLED, SEED, DK, DV, DPAST,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
+    B, H, T, ramp, slope, scale, threshold, keep_scale,
+    FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
+    HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, KEEPS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A tile of keys, of the block or of the past: the gradients of keys and values."""
+    b = tl.program_id(1) % B
+    h = H - 1 - tl.program_id(1) // B
+    table, window, reach, edge = _head(HEADS, SPANS, h, ramp, FIRST, HAS_SPANS, FOLLOWS)
+    # The block's tiles come first, then those of the past, backwards: as many as the head has.
+    tiles = tl.cdiv(T, BN)
+    number = tl.program_id(0)
+    n0 = tl.where(number < tiles, number * BN, (tiles - 1 - number) * BN)
+    if n0 + BN > -reach:
+        k_base = K + b.to(tl.int64) * k_b + h * k_h
+        v_base = V + b.to(tl.int64) * v_b + h * v_h
+        dk_base = DK + b.to(tl.int64) * dk_b + h * dk_h
+        dv_base = DV + b.to(tl.int64) * dv_b + h * dv_h
+        k_row, v_row, dk_row, dv_row = k_t, v_t, dk_t, dv_t
+        if n0 < 0:
+            k_row = tl.load(table + 5).to(tl.int32) * WIDTH
+            v_row, dk_row, dv_row = k_row, k_row, k_row
+            past = b * tl.load(table + 4) * WIDTH + reach * k_row
+            past_k, past_v = past + tl.load(table + 2) * WIDTH, past + tl.load(table + 3) * WIDTH
+            k_base, v_base, dk_base, dv_base = PAST + past_k, PAST + past_v, DPAST + past_k, DPAST + past_v
+        q_base = Q + b.to(tl.int64) * q_b + h * q_h
+        dout_base = DOUT + b.to(tl.int64) * o_b + h * o_h
+        j = n0 + tl.arange(0, BN)
+        there = (j >= -reach) & (j < T)
+        dk = tl.zeros([BN, BK], tl.float32)
+        dv = tl.zeros([BN, BK], tl.float32)
+
+        start = tl.maximum(n0 + FIRST, 0) // 8 * 8
+        stop = tl.minimum(n0 + BN - 1 + FIRST + window, T)
+        r_base, step = R, 8
+        if HAS_POSITIONS:
+            begin, step = _table_begin(table, b, 0, T)
+            r_base = R + begin
+        if KEEPS:
+            dk, dv = _kept_key_gradient_tiles(
+                start, stop, dk, dv, n0, q_base, dout_base, q_t, o_t, W + begin, DR + begin, step, T,
+                WIDTH, BK, BM, BN, PRECISION,
+            )  # fmt: skip
+        else:
+            filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else reach
+            seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
+            k = _rows(k_base, j, k_row, there, WIDTH, BK, False)
+            v = _rows(v_base, j, v_row, there, WIDTH, BK, False)
+            far = _farthest_inside(edge, ramp, window, FIRST, HAS_SPANS)
+            whole = (n0 >= -tl.minimum(reach, filled)) & (n0 + BN <= T)
+            last = tl.where(whole, tl.minimum(n0 + far + 1, stop), 0)
+            inside, beyond = _inner_tiles(start, n0 + BN - 1 + FIRST, last, BM)
+            for part in tl.static_range(3):
+                if part == 0:
+                    t0, t1 = start, tl.minimum(inside, stop)
+                elif part == 1:
+                    t0, t1 = inside, beyond
+                else:
+                    t0, t1 = beyond, stop
+                dk, dv = _key_gradient_tiles(
+                    t0, t1, dk, dv, k, v, j, q_base, dout_base, q_t, o_t,
+                    (b * H + h) * T, LSE, INNER, seed, r_base, step, window, filled, edge,
+                    T, slope, scale, threshold, keep_scale, FIRST, WIDTH, BK, BM, part == 1,
+                    HAS_POSITIONS, HAS_SPANS, RENORMALISE, HAS_FILLED, HAS_DROPOUT, PRECISION,
+                )  # fmt: skip
+
+        if HAS_DROPOUT:
+            dv *= keep_scale
+        _store_rows(dk_base, j, dk_row, there, dk * scale, WIDTH, BK)
+        _store_rows(dv_base, j, dv_row, there, dv, WIDTH, BK)
+
+
+@triton.jit
+def persistent_gradient_kernel(
+    Q, SLOT_K, SLOT_V, DOUT, LSE, INNER, SEED, DSLOT_K, DSLOT_V,
+    q_b, q_h, q_t, o_b, o_h, o_t,
+    B, H, T, P, lanes, scale, threshold, keep_scale,
+    WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A tile of persistent of one head over `lanes` rows of the batch: their part of the gradients."""
+    part = tl.program_id(2)
+    h = tl.program_id(1)
+    p = tl.program_id(0) * BN + tl.arange(0, BN)
+    slot = h * P + p
+    seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
+    k = _rows(SLOT_K, slot, WIDTH, p < P, WIDTH, BK, False)
+    v = _rows(SLOT_V, slot, WIDTH, p < P, WIDTH, BK, False)
+    dk = tl.zeros([BN, BK], tl.float32)
+    dv = tl.zeros([BN, BK], tl.float32)
+    for b in range(part * lanes, tl.minimum((part + 1) * lanes, B)):
+        q_base = Q + tl.cast(b, tl.int64) * q_b + h * q_h
+        o_base = DOUT + tl.cast(b, tl.int64) * o_b + h * o_h
+        for t0 in range(0, T, BM):
+            t = t0 + tl.arange(0, BM)
+            row = (b * H + h) * T + t
+            row_key = mixed(row.to(tl.uint32) ^ seed)
+            q = _rows(q_base, t, q_t, t < T, WIDTH, BK, False)
+            dout = _rows(o_base, t, o_t, t < T, WIDTH, BK, False)
+            lse = tl.load(LSE + row, mask=t < T, other=0.0)
+            inner = tl.load(INNER + row, mask=t < T, other=0.0)
+            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            # Queries beyond the block are zeros and add nothing; persistent beyond the last are not stored.
+            share = tl.exp2(s * (scale * LOG2E) - lse[:, None])
+            dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+            w = share
+            if HAS_DROPOUT:
+                kept = kept_places(row_key, p + SLOTS, threshold)
+                dw = tl.where(kept, dw * keep_scale, 0.0)
+                w = tl.where(kept, w, 0.0)
+            ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
+            dv += tl.dot(tl.trans(w.to(dout.dtype)), dout, input_precision=PRECISION)
+            dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION)
+    if HAS_DROPOUT:
+        dv *= keep_scale
+    _store_rows(DSLOT_K, part * H * P + slot, WIDTH, p < P, dk * scale, WIDTH, BK)
+    _store_rows(DSLOT_V, part * H * P + slot, WIDTH, p < P, dv, WIDTH, BK)

@@ -1,0 +1,139 @@
+"""A recurrent block. Shapes: B batch, T block, D width."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from longspan.kernels.contiguous_split import contiguous_split
+from longspan.layers.dropout import dropout
+from longspan.layers.reading import Reading, ReadsInPieces
+from longspan.state import State
+
+GRADIENT_SCALE = 1024.0  # keeps gradients of a mean over 65,536 tokens among the normal numbers of fp16
+
+
+class LSTMBlock(ReadsInPieces):
+    """out = dropout(LSTM(LN(h))): the LSTM's output takes the place of h, there is no residual.
+
+    Under autocast cuDNN's LSTM computes in fp16, whichever half precision was asked for. Who asks for bf16
+    scales no loss, so there the LSTM's gradients are scaled here: times `GRADIENT_SCALE` where they come in,
+    divided by it where they leave. Those of its state stay as they are, since they go to an LSTM only.
+    """
+
+    def __init__(self, width: int, *, dropout: float, epsilon: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, epsilon)
+        self.lstm = nn.LSTM(width, width)
+        self.dropout = dropout
+        self._enter, self._leave, self._flattened = _enter, _leave, _flattened
+
+    def initial_state(self, batch_size: int) -> State:
+        zeros_BD = self.norm.weight.new_zeros(batch_size, self.lstm.hidden_size)
+        return State({"hidden": zeros_BD, "cell": zeros_BD.clone()})
+
+    def compile_parts(self) -> None:
+        """What goes into the LSTM and what comes out of it: itself it is one operation already."""
+        self._enter, self._leave = torch.compile(_enter), torch.compile(_leave)
+        self._flattened = torch.compile(_flattened)
+
+    def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
+        reading = self.begin(state, h_BTD.shape[1])
+        return reading.read(h_BTD), reading.end()
+
+    def begin(self, state: State, length: int) -> Reading:
+        return _Reading(self, state)
+
+
+class _Reading(Reading):
+    """The LSTM's weights and its state in the precision in which it computes, from piece to piece."""
+
+    def __init__(self, block: LSTMBlock, state: State) -> None:
+        self.block = block
+        self.before = state.tensor("hidden"), state.tensor("cell")
+        self.dtype, self.scale = _precision(self.before[0])
+        own = list(block.lstm.parameters())
+        fits = (self.dtype, self.scale) == (own[0].dtype, 1.0)
+        self.flat = None if fits else block._flattened(own, self.dtype, self.scale)
+        self.now = tuple(one_BD[None].to(self.dtype) for one_BD in self.before)
+
+    def read(self, h_BTD: Tensor) -> Tensor:
+        lstm = self.block.lstm
+        x_TBD = self.block._enter(h_BTD, self.block.norm, self.dtype, self.scale)
+        # On a GPU all is in the precision it should be in; autocast would lay out the weights once more.
+        with torch.autocast("cuda", enabled=False):
+            out_TBD, *now = torch.lstm(
+                x_TBD, self.now, self._weights(), True, 1, 0.0, lstm.training, False, False
+            )
+        self.now = tuple(now)
+        dropped = self.block.dropout if self.block.training else 0.0
+        return self.block._leave(out_TBD, h_BTD.dtype, self.scale, dropped)
+
+    def _weights(self) -> list[Tensor]:
+        own: list[Tensor] = list(self.block.lstm.parameters())
+        if self.flat is None:
+            return own
+        # Parted for every piece: cuDNN gives gradients in one buffer, and those of all pieces add up as one.
+        parts = contiguous_split(self.flat, [weight.numel() for weight in own], 0)
+        return [part.view_as(weight) for part, weight in zip(parts, own, strict=True)]
+
+    def end(self) -> State:
+        # What is carried and added up stays in full precision.
+        hidden_BD, cell_BD = (new[0].to(old.dtype) for new, old in zip(self.now, self.before, strict=True))
+        return State({"hidden": hidden_BD, "cell": cell_BD})
+
+
+def _precision(hidden_BD: Tensor) -> tuple[torch.dtype, float]:
+    """In which the LSTM will compute, and by how much its gradients want to be larger."""
+    if not (hidden_BD.is_cuda and torch.is_autocast_enabled("cuda")):
+        return hidden_BD.dtype, 1.0
+    asked = torch.get_autocast_dtype("cuda")
+    return torch.float16, GRADIENT_SCALE if asked == torch.bfloat16 else 1.0
+
+
+def _flattened(weights: Sequence[Tensor], dtype: torch.dtype, scale: float) -> Tensor:
+    """One after the other, as cuDNN wants the weights of an LSTM to lie: it then takes them as they are."""
+    return torch.cat([_scaled(weight, 1 / scale).to(dtype).flatten() for weight in weights])
+
+
+def _enter(h_BTD: Tensor, norm: nn.LayerNorm, dtype: torch.dtype, scale: float) -> Tensor:
+    return _exchanged(_scaled(norm(h_BTD), 1 / scale)).to(dtype)
+
+
+def _leave(out_TBD: Tensor, dtype: torch.dtype, scale: float, probability: float) -> Tensor:
+    return dropout(_exchanged(_scaled(out_TBD.to(dtype), scale)), probability, training=True)
+
+
+def _scaled(x: Tensor, scale: float) -> Tensor:
+    """x itself; its gradient times `scale`."""
+    return x if scale == 1 else _ScaledGradient.apply(x, scale)  # type: ignore[no-untyped-call]
+
+
+def _exchanged(x: Tensor) -> Tensor:
+    """Batch first from time first or the other way, in order in both passes: else an LSTM copies."""
+    return _Exchanged.apply(x)  # type: ignore[no-untyped-call]
+
+
+class _ScaledGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor, None]:
+        return dx * ctx.scale, None
+
+
+class _Exchanged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        # Always a copy: where `contiguous` had nothing to do, torch 2.11 compiled it without a gradient.
+        return x.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> Tensor:
+        return dx.transpose(0, 1).contiguous()

@@ -1,0 +1,32 @@
+"""What a head sees besides the text: persistent vectors. Shapes: H heads, P persistent, K head width."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from longspan.layers.select_heads import select_heads
+
+
+class PersistentMemory(nn.Module):
+    """Learned keys and values per head that stand beside the text in the same softmax.
+
+    They take the place of the feed-forward layer ("Augmenting Self-attention with Persistent Memory",
+    Sukhbaatar et al., 2019, section 3): knowledge that does not depend on the text. They are learned
+    1/sqrt(K) and 1/sqrt(P) small and used sqrt(K) and sqrt(P) times as large.
+    """
+
+    def __init__(self, num_heads: int, size: int, head_width: int) -> None:
+        super().__init__()
+        self.keys_HPK = nn.Parameter(torch.randn(num_heads, size, head_width) / math.sqrt(head_width))
+        self.values_HPK = nn.Parameter(torch.randn(num_heads, size, head_width) / math.sqrt(size))
+
+    def of(self, heads: list[int]) -> tuple[Tensor, Tensor]:
+        """Keys and values of some of the heads, as attention uses them."""
+        num_persistent, head_width = self.keys_HPK.shape[1:]
+        return (
+            select_heads(self.keys_HPK, heads) * math.sqrt(head_width),
+            select_heads(self.values_HPK, heads) * math.sqrt(num_persistent),
+        )

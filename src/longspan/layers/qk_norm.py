@@ -1,0 +1,18 @@
+"""Queries and keys of one length. Shapes: H heads, K head width."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class QueryKeyNorm(nn.Module):
+    """q = g_h q / rms(q),  k = k / rms(k), in every head (Henry et al., 2020).
+
+    Scores are then g_h sqrt(K) cos(q, k), whatever the weights have grown to. Each head learns its g, which
+    begins at 1: scores begin as large as those of independent normal q and k. `kernels/qk_norm_rope` uses it.
+    """
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.gain_H = nn.Parameter(torch.ones(num_heads))

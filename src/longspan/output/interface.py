@@ -1,0 +1,19 @@
+"""What every output layer offers. Shapes: B batch, T block, D width, V vocabulary."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor, nn
+
+
+class OutputHead(nn.Module, ABC):
+    """From hidden states to probabilities of the next token."""
+
+    @abstractmethod
+    def nll(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+        """Nats per token, float32, [B, T], never reduced: who reduces also counts."""
+
+    @abstractmethod
+    def log_probs(self, hidden_BTD: Tensor) -> Tensor:
+        """Log-probabilities over the vocabulary, float32, [B, T, V]."""

@@ -1,0 +1,55 @@
+"""The plain output layer: one score per word of the vocabulary, then softmax."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from longspan.output.interface import OutputHead
+from longspan.output.logits import scores
+
+
+class SoftmaxHead(OutputHead):
+    """log p(v) = log softmax(s)_v with the scores s = W h + b.
+
+    A `softcap` c keeps scores between -c and c: s = c tanh((W h + b) / c). A head that is `tied` to an
+    embedding has its table for W and no b; the table belongs to the embedding and is stored there.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        vocabulary_size: int,
+        *,
+        bias: bool = True,
+        softcap: float | None = None,
+        tied: nn.Embedding | None = None,
+    ) -> None:
+        super().__init__()
+        self.scores = nn.Linear(width, vocabulary_size, bias=bias) if tied is None else None
+        self.softcap = softcap
+        self._embedding = (tied,)  # in a tuple, so that its weights are not listed here a second time
+
+    @property
+    def weight_VD(self) -> Tensor:
+        (embedding,) = self._embedding
+        layer = self.scores if embedding is None else embedding
+        assert layer is not None
+        return layer.weight
+
+    def nll(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+        scores_BTV = self._scores(hidden_BTD)
+        nll = F.cross_entropy(scores_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
+        return nll.view_as(targets_BT)
+
+    def log_probs(self, hidden_BTD: Tensor) -> Tensor:
+        return torch.log_softmax(self._scores(hidden_BTD), dim=-1)
+
+    def _scores(self, hidden_BTD: Tensor) -> Tensor:
+        """[B, T, V], float32."""
+        bias_V = None if self.scores is None else self.scores.bias
+        scores_BTV = scores(hidden_BTD, self.weight_VD, bias_V)
+        if self.softcap is None:
+            return scores_BTV
+        return self.softcap * torch.tanh(scores_BTV / self.softcap)

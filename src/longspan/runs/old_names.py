@@ -1,0 +1,31 @@
+"""Names that version 0.1 wrote into checkpoints before they were renamed: they are still read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_TENSORS = {".slots.": ".persistent.", ".query_key_norm.": ".qk_norm."}
+_FACTS = {"window": "loss_meter"}
+_OPTIONS = {
+    "training.passage_length": "training.segment_length",
+    "model.num_slots": "model.num_persistent",
+    "model.rotary_base": "model.rope_base",
+    "model.query_key_norm": "model.qk_norm",
+}
+
+
+def current_tensor_name(name: str) -> str:
+    for old, new in _TENSORS.items():
+        name = name.replace(old, new)
+    return name
+
+
+def current_facts(facts: dict[str, Any]) -> dict[str, Any]:
+    """The facts of a checkpoint under the names of today."""
+    facts = {_FACTS.get(name, name): value for name, value in facts.items()}
+    if "settled" in facts:
+        facts["settled"] = {_OPTIONS.get(name, name): value for name, value in facts["settled"].items()}
+    position = facts.get("progress", {}).get("position", {})
+    if "passes" in position:
+        position["epoch"] = position.pop("passes")
+    return facts

@@ -1,0 +1,61 @@
+"""How far a run has come."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from longspan.config import StageConfig
+from longspan.data import LanePosition
+from longspan.optim import done
+
+
+@dataclass
+class RunProgress:
+    """Everything countable that the next step depends on; a checkpoint keeps it as JSON."""
+
+    step: int = 0  # updates so far, all stages together
+    tokens: int = 0
+    learning_rate: float = 0.0  # of the latest update
+    seconds: float = 0.0  # spent training: evaluation and checkpoints do not count
+    stage: int = 0
+    stage_step: int = 0
+    stage_seconds: float = 0.0
+    position: LanePosition = field(default_factory=LanePosition)
+    evaluated: int = 0  # the step of the latest evaluation
+    best_loss: float | None = None
+    best_step: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(facts: dict[str, Any]) -> RunProgress:
+        return RunProgress(**{**facts, "position": LanePosition(**facts["position"])})
+
+    def stage_is_over(self, stage: StageConfig) -> bool:
+        return done(stage, self.stage_step, self.stage_seconds) == 1.0
+
+    def begin_next_stage(self) -> None:
+        self.stage, self.stage_step, self.stage_seconds = self.stage + 1, 0, 0.0
+
+    def count_step(self, tokens: int, position: LanePosition) -> None:
+        self.step += 1
+        self.stage_step += 1
+        self.tokens += tokens
+        self.position = position
+
+    def count_time(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.stage_seconds += seconds
+
+    def seconds_left(self, stages: Sequence[StageConfig]) -> float:
+        """How long this stage and all that follow will train at the speed so far."""
+        per_step = self.seconds / self.step
+        steps = [stage.steps for stage in stages[self.stage :]]
+        steps[0] -= self.stage_step
+        limits = [stage.max_seconds or math.inf for stage in stages[self.stage :]]
+        limits[0] -= self.stage_seconds
+        return sum(max(0.0, min(n * per_step, limit)) for n, limit in zip(steps, limits, strict=True))

@@ -1,0 +1,59 @@
+"""A product with very few rows in one kernel; without a GPU by Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from longspan.kernels import linear
+
+gemv = pytest.importorskip("longspan.kernels.gemv", reason="needs Triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("more", [(), ("bias",), ("onto",), ("bias", "onto")], ids=str)
+@pytest.mark.parametrize("rows", [1, linear.VERY_FEW])
+@pytest.mark.parametrize(("outputs", "width"), [(5, 7), (16, 96), (3, 200)])
+def test_it_is_the_product(
+    outputs: int,
+    width: int,
+    rows: int,
+    more: tuple[str, ...],
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tile of 64 has many outputs of narrow rows, or a part of a wide one."""
+    monkeypatch.setattr(gemv, "TILE", 64)
+    torch.manual_seed(0)
+    shapes = {
+        "x": (1, rows, width),
+        "weight": (outputs, width),
+        "bias": (outputs,),
+        "onto": (1, rows, outputs),
+    }
+    given = {name: torch.randn(shape, dtype=dtype, device=DEVICE) for name, shape in shapes.items()}
+    x, weight, bias, onto = (
+        given["x"],
+        given["weight"],
+        *(given[n] if n in more else None for n in ("bias", "onto")),
+    )
+    found = gemv.product(x, weight, bias, onto)
+    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    expected = exact if onto is None else exact + onto.double()
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, rtol=ROUNDING[dtype], atol=10 * ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("rows", [1, linear.VERY_FEW, linear.VERY_FEW + 1])
+def test_a_fixed_product_is_added_to_what_there_is(rows: int) -> None:
+    torch.manual_seed(0)
+    x, weight, bias, onto = (
+        torch.randn(shape, device=DEVICE) for shape in [(1, rows, 12), (8, 12), (8,), (1, rows, 8)]
+    )
+    with torch.no_grad():
+        found = linear.FixedProduct(weight, bias)(x, onto=onto)
+    torch.testing.assert_close(found, onto + F.linear(x, weight, bias), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,84 @@
+"""The table of distances and its gradients against loops over queries and distances, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+gpu = pytest.importorskip("longspan.kernels.span_attention.gpu", reason="needs Triton")
+relative_bias = pytest.importorskip("longspan.kernels.span_attention.relative_bias", reason="needs Triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BATCH, WIDTH = 2, 5
+WINDOWS, PASTS = (3, 20, 70), ((20, 2), (70, 1))  # heads of a group share the longer window
+COLUMNS = [24 + 8, 24 + 8, 72 + 8]  # rounded up to 8, and 8 more
+
+
+def places(block: int, length: int, first_distance: int) -> list[tuple[int, int, int, int, int, int]]:
+    """OutputHead, text, query, its row, a column, and the row of the position keys that belongs there."""
+    rows = -(-block // 8) * 8
+    found = []
+    for head, columns in enumerate(COLUMNS):
+        for text in range(BATCH):
+            for t in range(block):
+                for column in range(columns):
+                    i = columns - 8 + t % 8 - column - first_distance
+                    if 0 <= i < length:
+                        found.append((head, text, t, text * rows + t, column, i))
+    return found
+
+
+@pytest.mark.parametrize("first_distance", [0, 1])
+@pytest.mark.parametrize("length", [13, 100])  # fewer and more than the window has distances
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("block", [8, 13])
+def test_table_and_gradients(block: int, per_head: bool, length: int, first_distance: int) -> None:
+    torch.manual_seed(0)
+    rows = -(-block // 8) * 8
+    layout = gpu._layout(WINDOWS, PASTS, BATCH, block, torch.device(DEVICE))
+    asked = torch.randn(BATCH, block, 3, WIDTH, device=DEVICE).transpose(1, 2)
+    keys = torch.randn(*([3] if per_head else []), length, WIDTH, device=DEVICE)
+    shared = (layout.heads, layout.table, first_distance)
+
+    def of_head(numbers: Tensor, head: int) -> Tensor:
+        begin, columns = layout.heads[head, 6:].tolist()
+        assert columns == COLUMNS[head]
+        return numbers[begin : begin + BATCH * rows * columns].view(-1, columns)
+
+    table = relative_bias.distance_table(asked, keys, *shared)
+    dtable = torch.randn(layout.table.numbers, device=DEVICE)
+    before = torch.randn(BATCH, block, 3, WIDTH, device=DEVICE).transpose(1, 2)
+    dasked, expected_dasked = before.clone(), before.double()
+    expected_dkeys = torch.zeros_like(keys, dtype=torch.float64)
+    dkeys = relative_bias.distance_gradients(
+        dtable, asked, keys, *shared, scale=0.5, dasked_BHTK=dasked, dtype=torch.float32
+    )
+    expected_table = torch.zeros_like(table, dtype=torch.float64)
+    for head, text, t, row, column, i in places(block, length, first_distance):
+        at = (head, i) if per_head else (i,)
+        q, p = asked[text, head, t].double(), keys[at].double()
+        of_head(expected_table, head)[row, column] = q @ p
+        d = 0.5 * of_head(dtable, head)[row, column].double()
+        expected_dasked[text, head, t] += d * p
+        expected_dkeys[at] += d * q
+    for head in range(3):
+        there = torch.arange(BATCH * rows, device=DEVICE) % rows < block
+        found, expected = (of_head(numbers, head)[there] for numbers in (table.double(), expected_table))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(dasked.double(), expected_dasked, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(dkeys.double(), expected_dkeys, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_position_keys_are_as_precise_as_they_want_to_be() -> None:
+    """In float32 from numbers in half precision: a thousand ones and a small number."""
+    layout = gpu._layout((8,), ((8, 1),), 1, 1024, torch.device(DEVICE))
+    asked = torch.ones(1, 1, 1024, WIDTH, device=DEVICE, dtype=torch.float16)
+    asked[0, 0, 0] = 2**-6
+    keys = torch.zeros(8, WIDTH, device=DEVICE, dtype=torch.float16)
+    dtable = torch.ones(layout.table.numbers, device=DEVICE, dtype=torch.float16)
+    dkeys = relative_bias.distance_gradients(
+        dtable, asked, keys, layout.heads, layout.table, 1,
+        scale=1.0, dasked_BHTK=torch.zeros_like(asked), dtype=torch.float32,
+    )  # fmt: skip
+    assert torch.equal(dkeys, torch.full_like(dkeys, 1023 + 2**-6))
