@@ -17,11 +17,11 @@ from longspan.config import (
     TransformerXLConfig,
 )
 from longspan.config.model import ModelConfig
+from longspan.flops import Shape, flops
 from longspan.layers.attention import Attention
 from longspan.layers.feed_forward import FeedForward
 from longspan.layers.identity import Identity
 from longspan.models import build, build_run
-from longspan.models.flops import Shape, flops
 from longspan.models.supernet import Supernet
 
 CONFIGS: list[ModelConfig] = [

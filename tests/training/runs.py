@@ -80,10 +80,8 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 def outcome(run: Path) -> dict[str, Any]:
     """Everything a run leaves behind, byte for byte, except for how long it took."""
-    left: dict[str, Any] = {
-        "metrics": [_timeless(line) for line in metrics(run)],
-        "spans": (run / "spans.jsonl").read_text(),
-    }
+    left: dict[str, Any] = {"metrics": [_timeless(line) for line in metrics(run)]}
+    left |= {path.name: path.read_text() for path in run.glob("*.jsonl") if path.name != "metrics.jsonl"}
     for which in ("last", "best"):
         saved = checkpoint.load(run / "checkpoints" / f"{which}.safetensors")
         facts = {key: _timeless(value) for key, value in saved.facts.items() if key != "lengths"}

@@ -17,9 +17,9 @@ from longspan.bench.spans import learned_spans, set_profile
 from longspan.bench.training import Training
 from longspan.config import RunConfig
 from longspan.errors import UserError
+from longspan.flops import Shape
 from longspan.generation import generate
 from longspan.models import LanguageModel, build_run
-from longspan.models.flops import Shape, model_flops
 from longspan.training.graphs import STEADY
 
 DECODED, DECODING_WARM_UPS = 100, 10
@@ -69,7 +69,7 @@ class Bench:
         windows = [window for span in learned_spans(model) for window in span.windows]
         work = Work(
             tokens=shape.batch_size * shape.block_length,
-            flops_per_token_forward=model_flops(model, shape),
+            flops_per_token_forward=model.flops(shape),
             matrix_flops_per_second=matrix_rate(self.device, training.precision),
         )
         ways = ways_for(model, self.device)

@@ -20,7 +20,7 @@ from longspan.data.tokenizers.number import NumberTokenizer
 from longspan.errors import UserError
 from longspan.interop.original import read_original
 from longspan.models import LanguageModel
-from longspan.runs import RunFolder, span_line
+from longspan.runs import RunFolder
 
 Project = Literal["adaptive-span", "sha-rnn", "transformer-xl"]
 # Whose way of reading and of scoring text a kind was trained for. fairseq's vocabulary is a file of its own.
@@ -66,8 +66,9 @@ def import_run(
 
 
 def _spans(model: LanguageModel) -> dict[str, Any] | None:
-    seen = model.diagnostics()
-    return span_line(0, int(seen["span_limit"]), seen["spans_LH"].tolist()) if "spans_LH" in seen else None
+    """The line of spans.jsonl at step 0: nothing was trained here."""
+    spans = model.records().get("spans")
+    return None if spans is None else {"step": 0, **spans}
 
 
 def _anchored(corpus: str) -> str:

@@ -11,13 +11,14 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
+from longspan.layers.input_layer import InputLayer
 from longspan.state import State
 
 PRIME = 2**31 - 1  # products of two numbers below it are exact in int64, on every device
 ROOT = 48271  # its powers modulo PRIME run through every number
 
 
-class NgramEmbeddings(nn.Module):
+class NgramEmbeddings(InputLayer):
     """sum_n E_n[k_n(d_{t-n+1} ... d_t)] for every n of `sizes`, with d = token + 1, and 0 before a text.
 
     k_n = (sum_i d_{t-i} m_n^i mod p) mod R, i = 0 ... n - 1, with a prime p far above the R rows of a table.
@@ -65,7 +66,7 @@ class NgramEmbeddings(nn.Module):
         )
 
     def begin_epoch(self, number: int) -> None:
-        """Passes count from 0: what is read for the first time cannot be known by heart."""
+        """Epochs count from 0: a text that is read for the first time cannot have been memorised."""
         self.silence.fill_(self.dropout if number > 0 else 0.0)
 
     def compile_parts(self) -> None:

@@ -11,17 +11,17 @@ import heapq
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from longspan.config import AdaptiveSpanConfig, RunConfig, SearchConfig, TransformerXLConfig
+from longspan.flops import Shape, flops
 from longspan.layers.annealing import AnnealedTemperature
 from longspan.layers.block import Block
 from longspan.layers.gumbel_block import GumbelBlock
 from longspan.models.adaptive_span import adaptive_span
-from longspan.models.flops import Shape, flops
 from longspan.models.pattern import Arrange, Makers
 from longspan.models.stack import Stack
 from longspan.models.transformer_xl import transformer_xl
@@ -136,16 +136,16 @@ class Supernet(Stack):
         expected = (self.probabilities_BK() @ self.costs_K.to(self._stochastic()[0].logits_K.dtype)).mean()
         return {**super().penalties(), "search_cost": self.cost_weight * expected / self.costs_K.max()}
 
-    def after_update(self) -> None:
-        super().after_update()
-        self._temperature[0].updates.add_(1)
-
     def diagnostics(self) -> dict[str, Tensor]:
-        return {
-            **super().diagnostics(),
-            "architecture_BK": self.probabilities_BK().detach(),
-            "temperature": self._temperature[0](),
+        return {**super().diagnostics(), "architecture_BK": self.probabilities_BK().detach()}
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        architecture = {
+            "temperature": float(self._temperature[0]()),
+            "candidates": self.letters,
+            "probabilities": self.probabilities_BK().tolist(),
         }
+        return {**super().records(), "architecture": architecture}
 
     def _stochastic(self) -> list[GumbelBlock]:
         return [block for block in self.blocks if isinstance(block, GumbelBlock)]

@@ -19,11 +19,6 @@ from longspan.runs import checkpoint
 from longspan.runs.environment import environment, pick_device
 
 
-def span_line(step: int, limit: int, spans_LH: list[list[float]]) -> dict[str, Any]:
-    """What is written of the spans at one step; 0 is that of a model which was trained elsewhere."""
-    return {"step": step, "limit": limit, "spans": spans_LH}
-
-
 class RunFolder:
     """What a run was told and where, the tokenizer, and what training adds: metrics, spans, checkpoints."""
 

@@ -18,7 +18,7 @@ from longspan.config import StageConfig, TrainingConfig
 from longspan.data import Lanes, Segments, TokenBlock, TokenizedCorpus
 from longspan.evaluation import Score, evaluate
 from longspan.models import LanguageModel
-from longspan.optim import fraction
+from longspan.optim import fraction, undeclared_notice
 from longspan.runs import Checkpoint, RunFolder, checkpoint
 from longspan.runs.resume_checks import settled
 from longspan.training import train_state
@@ -27,7 +27,7 @@ from longspan.training.clock import Clock
 from longspan.training.compile_warmup import warm_up_compilation
 from longspan.training.divergence import DivergenceCheck
 from longspan.training.errors import Interrupted
-from longspan.training.formatting import duration, readable
+from longspan.training.formatting import duration, readable, scalars
 from longspan.training.interrupt import Interrupt
 from longspan.training.loss_meter import LossMeter
 from longspan.training.prefetch import Prefetcher
@@ -91,6 +91,8 @@ class Loop:
 
     def run(self) -> None:
         """Train to the end, or raise `Interrupted` with everything saved."""
+        if (notice := undeclared_notice(self._model, self._config.stage)) is not None:
+            self._reporter.say(notice)
         try:
             with self._interrupt, self._blocks:
                 self._train()
@@ -214,18 +216,11 @@ class Loop:
             "tokens_per_second": losses.tokens / losses.seconds,
             **self._strategy.findings(),
         }
-        seen = self._model.diagnostics()
-        if "spans_LH" in seen:
-            spans_LH = seen["spans_LH"]
-            line |= {"span_mean": float(spans_LH.mean()), "span_max": float(spans_LH.max())}
-            self._records.write_spans(progress.step, int(seen["span_limit"]), spans_LH.tolist())
-        if "architecture_BK" in seen:
-            line["temperature"] = float(seen["temperature"])
-            self._records.write_architecture(
-                progress.step, line["temperature"], seen["architecture_BK"].tolist()
-            )
-        self._records.write(line)
-        self._reporter.log(readable(line))
+        seen = scalars(self._model.diagnostics(), taken=line)
+        for name, fields in self._model.records().items():
+            self._records.write_record(name, progress.step, fields)
+        self._records.write(line | seen)
+        self._reporter.log(readable(line, seen))
         self._measure = f"loss {losses.loss:.3f}"
         self._losses = LossMeter()
         self._unsaved = True

@@ -13,8 +13,8 @@ from longspan.config import RunConfig
 from longspan.data import TokenizedCorpus, check_fits, corpora, prepare, registry
 from longspan.errors import UserError, is_out_of_memory
 from longspan.evaluation.protocols import PROTOCOLS
+from longspan.flops import Shape
 from longspan.models import LanguageModel, build_run
-from longspan.models.flops import Shape, model_flops
 from longspan.runs import Checkpoint, RunFolder, checkpoint, lock, pick_device
 from longspan.runs.check_weights import check_weights
 from longspan.runs.environment import differences, environment
@@ -183,7 +183,7 @@ def _summary(folder: RunFolder, corpus: TokenizedCorpus, model: LanguageModel) -
     config, training = folder.config, folder.config.training
     device = next(model.parameters()).device
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    flops = model_flops(model, Shape(training.batch_size, training.block_length))
+    flops = model.flops(Shape(training.batch_size, training.block_length))
     pattern = getattr(config.model, "pattern", None)
     return (
         f"{config.name}: {num_parameters:,} parameters, {flops / 1e6:,.1f} MFLOPs per token forward"
