@@ -58,19 +58,17 @@ def ask(model: nn.Module, hook: str, *arguments: Any) -> list[tuple[nn.Module, A
     Modules that answer at once give one answer, in the place of the first of them.
     """
     modules = _inside(model)
+    kinds = {type(module) for module in modules}  # few: classes are looked through, not every module
+    all_of = {kind: getattr(kind, f"{hook}_of", None) for kind in kinds}
+    asked = {kind for kind in kinds if all_of[kind] or callable(getattr(kind, hook, None))}
+    modules = [module for module in modules if type(module) in asked]
     together: dict[Callable[..., Any], list[nn.Module]] = {}
     for module in modules:
-        at_once = getattr(type(module), f"{hook}_of", None)
-        if at_once is not None:
-            together.setdefault(at_once, []).append(module)
-    answers = []
-    for module in modules:
-        at_once = getattr(type(module), f"{hook}_of", None)
-        if at_once in together:
-            answers.append((module, at_once(together.pop(at_once), *arguments)))
-        elif at_once is None and has(module, hook):
-            answers.append((module, getattr(module, hook)(*arguments)))
-    return answers
+        together.setdefault(all_of[type(module)] or getattr(module, hook), []).append(module)
+    return [
+        (alike[0], answer(alike, *arguments) if all_of[type(alike[0])] else answer(*arguments))
+        for answer, alike in together.items()
+    ]
 
 
 def has(module: nn.Module, hook: str) -> bool:
@@ -111,9 +109,12 @@ def optimizer_groups(model: nn.Module) -> dict[str, list[nn.Parameter]]:
 def _inside(model: nn.Module) -> list[nn.Module]:
     """Every module inside, once; a model inside a model answers for its own modules."""
     modules = [module for module in model.modules() if module is not model]
-    models = [module for module in modules if getattr(type(module), "collects_hooks", False)]
+    collecting = {kind for kind in set(map(type, modules)) if getattr(kind, "collects_hooks", False)}
+    if not collecting:
+        return modules
+    models = [module for module in modules if type(module) in collecting]
     theirs = {id(part) for inner in models for part in inner.modules() if part is not inner}
-    return [module for module in modules if id(module) not in theirs] if theirs else modules
+    return [module for module in modules if id(module) not in theirs]
 
 
 def _by_name(model: nn.Module, hook: str) -> dict[str, list[tuple[nn.Module, Any]]]:

@@ -37,8 +37,8 @@ class Records:
 
     def write_record(self, name: str, step: int, fields: Mapping[str, Any]) -> None:
         """One line of `<name>.jsonl`."""
+        _check_name(name)
         if name not in self._journals:
-            _check_name(name)
             self._journals[name] = self._journal(name)
         if not isinstance(fields, Mapping) or "step" in fields:
             raise UserError(f"records() must give for {name!r} a dict without 'step', which the run adds")
