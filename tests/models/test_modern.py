@@ -276,7 +276,7 @@ class TestMemories:
         expected = read()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if device.type == "cpu":
-            monkeypatch.setattr(door, "_fused_path", lambda x, head_width: fused)
+            monkeypatch.setattr(door, "_gpu_backend", lambda x, head_width: fused)
         model.to(device)
         assert model.blocks[0]._windows_are_cut_later(torch.zeros(1, device=device))
         for found, value in zip(read(), expected, strict=True):
