@@ -65,5 +65,5 @@ def _show(folder: RunFolder) -> None:
     for piece in lm.stream(tokens=SAMPLE_TOKENS, seed=folder.config.training.seed):
         print(piece, end="", flush=True)
     print("\n")
-    if folder.spans.stat().st_size > 0:
+    if folder.spans.is_file() and folder.spans.stat().st_size > 0:
         spans.show(folder)

@@ -65,6 +65,7 @@ class Supernet(Stack):
             shared={**dict(stack.shared.items()), "temperature": temperature},
             final_norm=stack.final_norm,
             dropout=stack.dropout,
+            inputs=stack.input_layers(),
         )
         self.block_invariant = stack.block_invariant
         self.letters = search.candidates
