@@ -13,7 +13,8 @@ Any `nn.Module` inside a `LanguageModel` may have any of these methods, and need
         Called before every step with the number of its epoch, counted from 0.
     diagnostics() -> dict[str, Tensor]
         What there is to see inside. Scalars (no dimensions) become metrics of every logged step; where
-        several modules give one name, their mean. Other tensors are for inspection from Python.
+        several modules give one name, their mean. Other tensors are for inspection from Python; where several
+        modules give one name, it follows the module's path.
     records() -> dict[str, dict[str, Any]]
         At every logged step a run appends {"step": ..., **fields} to `<name>.jsonl`, as JSON. Where several
         modules give one name, the fields of each stand under the module's path.
@@ -34,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +49,6 @@ GROUPS = {
     "span": 'as "no_decay", with the learning rate span_learning_rate where a stage has one',
 }
 """How parameters are trained."""
-
-Value = TypeVar("Value")
 
 
 def ask(model: nn.Module, hook: str, *arguments: Any) -> list[tuple[nn.Module, Any]]:
@@ -87,8 +86,18 @@ def penalties(model: nn.Module) -> dict[str, Tensor]:
 
 
 def diagnostics(model: nn.Module) -> dict[str, Tensor]:
-    """What there is to see in all modules; the mean of what several say."""
-    return {name: _mean(name, seen) for name, seen in _by_name(model, "diagnostics").items()}
+    """What there is to see in all modules."""
+    paths = {module: path for path, module in model.named_modules()}
+    found: dict[str, Tensor] = {}
+    for name, seen in _by_name(model, "diagnostics").items():
+        values = {paths[module]: torch.as_tensor(value).detach() for module, value in seen}
+        if len(values) == 1:
+            (found[name],) = values.values()
+        elif any(value.ndim for value in values.values()):
+            found |= {f"{path}.{name}": value for path, value in values.items()}
+        else:
+            found[name] = torch.stack([value.double() for value in values.values()]).mean()
+    return found
 
 
 def records(model: nn.Module) -> dict[str, dict[str, Any]]:
@@ -126,18 +135,6 @@ def _by_name(model: nn.Module, hook: str) -> dict[str, list[tuple[nn.Module, Any
         for name, value in answer.items():
             found.setdefault(name, []).append((module, value))
     return found
-
-
-def _mean(name: str, seen: list[tuple[nn.Module, Any]]) -> Tensor:
-    values = [value.detach() if isinstance(value, Tensor) else torch.tensor(value) for _, value in seen]
-    if len(values) == 1:
-        return values[0]
-    if any(value.ndim for value in values):
-        raise UserError(
-            f"several modules give the diagnostic {name!r}: only scalars can be averaged, add a "
-            f"diagnostics_of(modules) to {_kind(seen[0][0])}"
-        )
-    return torch.stack([value.double() for value in values]).mean()
 
 
 def _kind(module: nn.Module) -> str:

@@ -175,15 +175,16 @@ def test_records_are_cut_back_on_resume(
 
 def test_modules_that_give_one_name_are_told_apart_or_averaged() -> None:
     model = OwnModel(num_gates=2)
-    for gate in model.gates:
-        gate.diagnostics = lambda gate=gate: {"strength": gate.scale_D.detach().sum()}
     with torch.no_grad():
         model.gates[1].scale_D.fill_(1.5)
     assert model.records()["gate-scales"] == {
         "gates.0": {"updates": 0, "scales": [0.5] * 6},
         "gates.1": {"updates": 0, "scales": [1.5] * 6},
     }
-    assert model.diagnostics()["strength"] == pytest.approx((3 + 9) / 2)
+    seen = model.diagnostics()
+    assert seen["gate/strength"] == pytest.approx((3 + 9) / 2)
+    assert seen.keys() == {"gate/strength", "gates.0.gate_all", "gates.1.gate_all"}
+    assert seen["gates.1.gate_all"].tolist() == [1.5] * 6
 
 
 def test_a_class_answers_for_all_its_modules_at_once() -> None:
@@ -261,6 +262,24 @@ class TestOptimizerGroups:
             muon, _ = optimizers
             assert isinstance(muon, Muon)
             assert {names[id(p)] for g in muon.param_groups for p in g["params"]} == self.MATRICES
+
+    def test_the_model_itself_may_declare_too_and_decides(self) -> None:
+        class Declaring(OwnModel):
+            def __init__(self) -> None:
+                super().__init__()
+                self.extra_DD = nn.Parameter(torch.ones(6, 6))
+
+            def optimizer_groups(self) -> dict[str, list[nn.Parameter]]:
+                return {
+                    "matrix": [self.extra_DD],
+                    "no_decay": [self.gates[0].weight_DD, self.gru.weight_ih_l0],
+                }
+
+        model = Declaring()
+        muon, _ = build_optimizers(model, self.stage(optimizer="muon"))
+        names = {id(p): name for name, p in model.named_parameters()}
+        held = {names[id(p)] for group in muon.param_groups for p in group["params"]}
+        assert held == {"extra_DD", "gates.0.many_NDD", "gru.weight_hh_l0"}
 
     def test_muon_moves_what_is_declared_and_many_matrices_as_if_each_was_alone(self) -> None:
         model = OwnModel()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from torch import Tensor, nn
 
+from longspan import hooks
 from longspan.config import StageConfig
 from longspan.errors import UserError
 from longspan.hooks import GROUPS
@@ -48,9 +49,14 @@ def undeclared_notice(model: LanguageModel, stages: Iterable[StageConfig]) -> st
 
 
 def _declared(model: LanguageModel) -> dict[nn.Parameter, str]:
+    """What the modules declare; where the model declares something else, the model decides."""
+    return _checked(model, hooks.optimizer_groups(model)) | _checked(model, model.optimizer_groups())
+
+
+def _checked(model: LanguageModel, groups: Mapping[str, list[nn.Parameter]]) -> dict[nn.Parameter, str]:
     names = {p: name for name, p in model.named_parameters()}
     found: dict[nn.Parameter, str] = {}
-    for group, parameters in model.optimizer_groups().items():
+    for group, parameters in groups.items():
         if group not in GROUPS:
             raise UserError(f"optimizer_groups() gives {group!r}: the groups are {', '.join(GROUPS)}")
         for p in parameters:
