@@ -96,7 +96,6 @@ def walk(
     replayed: bool = True,
     forbidden: Any = None,
     where: str = "forward",
-    precision: Any = "bf16",
 ) -> tuple[list[float], list[Tensor], Updater]:
     """Losses and last weights of a short training."""
     torch.manual_seed(2)
@@ -104,7 +103,7 @@ def walk(
     if forbidden is not None:
         spoil(model, forbidden, where)
     sgd = torch.optim.SGD(model.parameters(), lr=0.05)
-    updater = Updater(model, precision=precision)
+    updater = Updater(model, precision="bf16")
     if not replayed:
         updater._recorded = None
     texts = torch.randint(VOCABULARY, (STEPS, 3, 9), generator=torch.Generator().manual_seed(5))
@@ -186,7 +185,7 @@ def test_the_process_is_as_before(forbidden: Any) -> None:
         gc.collect()
         torch.cuda.empty_cache()
         sizes.append(torch.cuda.memory_reserved())
-    assert sizes[0] == sizes[1] == sizes[2]  # the first may keep a workspace of cuBLAS
+    assert sizes[1] == sizes[2]  # the first may keep a workspace of cuBLAS
     assert torch.cuda.current_stream() == stream
     assert not is_capturing()
     assert gc.isenabled()
