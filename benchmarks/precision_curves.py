@@ -1,6 +1,6 @@
 """Do models learn equally well in bf16, compiled, as in float32?
 
-    python benchmarks/precision_curves.py --data TEXT --out FOLDER [--models NAME ...] [--steps 2000] [--jobs 4]
+    python benchmarks/precision_curves.py --data TEXT --out FOLDER [--models NAME ...] [--steps 2000]
 
 Adaptive span, all-attention, Transformer-XL and SHA-RNN, each trained twice by `longspan train` on the same
 bytes with the same seed: in float32 without torch.compile, and as recipes ship ("auto", which on a GPU is
@@ -30,7 +30,7 @@ SETTINGS = {
     "float32": ["--training.precision", "float32", "--training.compile", "false"],
     "auto": ["--training.precision", "auto", "--training.compile", "auto"],
 }
-# Adagrad's published warm-up of 8,000 to 32,000 steps is longer than all of this: a shorter one to a lower rate.
+# Adagrad's published warm-up is longer than all of this: here it is shorter, and to a lower rate.
 MODELS: dict[str, dict[str, Any]] = {
     "adaptive-span": {"recipe": "enwik8-small", "learning_rate": 0.02},
     "all-attention": {"recipe": "enwik8-pers-small", "learning_rate": 0.02},
@@ -55,9 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise SystemExit(f"precision_curves: {args.out} is not empty: give another --out")
     args.out.mkdir(parents=True, exist_ok=True)
     pairs = [(model, setting) for model in args.models for setting in SETTINGS]
-    with tempfile.TemporaryDirectory(prefix="longspan-curves-") as place:
-        with ThreadPoolExecutor(args.jobs) as pool:
-            runs = list(pool.map(lambda pair: train(*pair, Path(place), args), pairs))
+    with (
+        tempfile.TemporaryDirectory(prefix="longspan-curves-") as place,
+        ThreadPoolExecutor(args.jobs) as pool,
+    ):
+        runs = list(pool.map(lambda pair: train(*pair, Path(place), args), pairs))
     with (args.out / "metrics.jsonl").open("w", encoding="utf-8") as file:
         for run in runs:
             for line in run.pop("metrics"):
@@ -109,7 +111,9 @@ def train(model: str, setting: str, place: Path, args: argparse.Namespace) -> di
     )
     said = (done.stdout + done.stderr).splitlines()
     found: dict[str, Any] = {"model": model, "setting": setting, "recipe": MODELS[model]["recipe"]}
-    found["summary"] = next((line for line in said if " parameters, " in line), "")
+    found["summary"] = next((line for line in said if " parameters, " in line), "").partition(", run folder")[
+        0
+    ]
     found["warnings"] = [line for line in said if "Warning: " in line]
     found["metrics"] = _metrics(run)
     if done.returncode:
@@ -131,9 +135,8 @@ def train(model: str, setting: str, place: Path, args: argparse.Namespace) -> di
 
 def _metrics(run: Path) -> list[dict[str, Any]]:
     path = run / "metrics.jsonl"
-    return (
-        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
-    )
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def _table(runs: list[dict[str, Any]], models: Sequence[str]) -> str:

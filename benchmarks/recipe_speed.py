@@ -79,7 +79,9 @@ def measured(recipe: str, dotted: list[str], args: argparse.Namespace) -> dict[s
         said = log.read_text(encoding="utf-8", errors="replace").splitlines()
     counted = [line["tokens_per_second"] for line in lines[args.warm_up :]]
     result: dict[str, Any] = {"recipe": recipe, "options": dotted, "lines": len(counted)}
-    result["summary"] = next((line for line in said if " parameters, " in line), "")
+    result["summary"] = next((line for line in said if " parameters, " in line), "").partition(
+        ", run folder"
+    )[0]
     result["warnings"] = [line for line in said if "Warning: " in line]
     if not counted:
         return result | {"error": said[-1] if said else "nothing was logged"}
@@ -100,9 +102,9 @@ def _wait(process: subprocess.Popen[bytes], metrics: Path, args: argparse.Namesp
     deadline = time.monotonic() + args.patience
     while process.poll() is None and time.monotonic() < deadline:
         lines = _lines(metrics)
-        if len(lines) > args.warm_up + 2:
-            if lines[-1]["seconds"] - lines[args.warm_up - 1]["seconds"] >= args.seconds:
-                return
+        after = lines[args.warm_up :]
+        if len(after) > 2 and after[-1]["seconds"] - after[0]["seconds"] >= args.seconds:
+            return
         time.sleep(0.2)
 
 
@@ -123,9 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, required=True, help="a text file or a folder")
     parser.add_argument("--seconds", type=float, default=20.0, help="of training that count (default: 20)")
     parser.add_argument("--warm-up", type=int, default=2, help="logged lines that do not count (default: 2)")
-    parser.add_argument(
-        "--patience", type=float, default=240.0, help="most seconds of a recipe (default: 240)"
-    )
+    parser.add_argument("--patience", type=float, default=240.0, help="most seconds a recipe (default: 240)")
     parser.add_argument("--json", type=Path, help="also write the lines to a new file")
     return parser
 
