@@ -35,6 +35,7 @@ TESTS = [
     "tests/models/test_sha_rnn.py",
     "tests/training/test_graphs.py",
     "tests/training/test_gpu.py",
+    "tests/training/test_gpu_capture.py",
     "tests/using/test_generation.py",
     "tests/bench/test_cli.py",
 ]

@@ -45,6 +45,8 @@ def small_table(text: Path) -> dict[str, Any]:
             "block_jitter": True,
             "micro_batches": 2,
             "device": "cpu",
+            "precision": "float32",
+            "compile": False,
             "log_every": 7,
             "evaluate_every": 15,
             "checkpoint_every": 10,

@@ -185,6 +185,35 @@ def test_a_gpt_is_recorded_where_blocks_are_whole_contexts(recorder: Recorder, b
     assert len(recorder.recorded) == made
 
 
+def test_what_cannot_be_captured_is_launched_as_if_nobody_had_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attempt draws random numbers before it fails; one warning, and no second attempt."""
+    attempts: list[int] = []
+
+    def fail(model: LanguageModel, tokens_BT: Tensor, state: State, autocast: Any) -> None:
+        attempts.append(1)
+        model(tokens_BT, state)
+        raise RuntimeError("operation not permitted when stream is capturing\nSearch for more")
+
+    def hidden_states(read: Callable[[LanguageModel], Callable[[Tensor, State], Any]]) -> list[Tensor]:
+        torch.manual_seed(1)
+        model = adaptive_span("learned")
+        step, state, seen = read(model), model.initial_state(2), []
+        for tokens_BT in torch.randint(VOCABULARY, (STEADY + 5, 2, 4)):
+            hidden_BTD, state = step(tokens_BT, state)
+            seen.append(hidden_BTD.detach().clone())
+        return seen
+
+    expected = hidden_states(lambda model: model)
+    monkeypatch.setattr(graphs, "_Recording", fail)
+    with pytest.warns(UserWarning, match="cannot be captured as a CUDA graph") as warned:
+        found = hidden_states(lambda model: partial(RecordedModel(model), autocast=nullcontext()))
+    assert len(warned) == 1
+    assert str(warned[0].message).endswith("slower: operation not permitted when stream is capturing")
+    assert attempts == [1]
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_on_the_cpu_nothing_is_recorded() -> None:
     assert Updater(TinyModel())._recorded is None
 

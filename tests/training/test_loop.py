@@ -388,6 +388,7 @@ def test_plain_lines_for_a_log(text: Path, tmp_path: Path, capsys: pytest.Captur
     flops = model.flops(Shape(config.training.batch_size, config.training.block_length))
     assert lines[lines.index(next(line for line in lines if line.startswith("step"))) - 1] == (
         f"small: {size:,} parameters, {flops / 1e6:.1f} MFLOPs per token forward; on cpu in float32, "
+        "not compiled, "
         f"{tokens:,} tokens to train on (byte, 256 different ones), "
         f"run folder {tmp_path / 'run'}"
     )

@@ -32,7 +32,7 @@ def register(subparsers: Any) -> None:
         help="how fast models train and decode on this machine",
         description="Time training steps of a recipe, optimizer included, by the reference path and by the "
         "fast path, after checking that the two compute the same. Weights and tokens are random. Dotted "
-        "options change the recipes, for example --training.precision bf16.",
+        "options change the recipes, for example --training.precision float32.",
     )
     parser.add_argument(
         "recipes",

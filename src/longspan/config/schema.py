@@ -126,10 +126,12 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         if value is None:
             return None
         is_list = isinstance(value, (list, tuple))
-        fitting = [choice for choice in choices if (typing.get_origin(choice) is tuple) == is_list]
-        if len(fitting or choices) > 1:
-            return _convert_tagged(fitting or choices, value, where)
-        return convert((fitting or choices)[0], value, where)
+        fitting = [choice for choice in choices if (typing.get_origin(choice) is tuple) == is_list] or choices
+        if len(fitting) == 1:
+            return convert(fitting[0], value, where)
+        if any(map(dataclasses.is_dataclass, fitting)):
+            return _convert_tagged(fitting, value, where)
+        return _convert_word_or_scalar(hint, fitting, value, where)
     if dataclasses.is_dataclass(hint):
         return read(typing.cast(type, hint), value, where)
     if origin is tuple:
@@ -169,6 +171,15 @@ def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
     if type(value) is not hint or (hint is float and not math.isfinite(value)):
         raise UserError(f"'{where}' must be {type_name(hint)}, not {shown(value)}")
     return value
+
+
+def _convert_word_or_scalar(hint: Any, choices: Sequence[Any], value: Any, where: str) -> Any:
+    """A fixed word or a scalar, such as `Literal["auto"] | bool`."""
+    for choice in choices:
+        words = typing.get_args(choice)
+        if type(value) is choice or (isinstance(value, str) and value in words):
+            return value
+    raise UserError(f"'{where}' must be {type_name(hint)}, not {shown(value)}")
 
 
 def _convert_tagged(choices: Sequence[Any], value: Any, where: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 
 from longspan.config import StageConfig
 from longspan.errors import UserError
+from longspan.kernels.compile_fallback import CompileFallback
 from longspan.models.interface import LanguageModel
 from longspan.optim.adagrad import Adagrad
 from longspan.optim.groups import group_of_parameters
@@ -63,11 +65,11 @@ def build_optimizers(
     return [_adam(torch.optim.Adam if stage.optimizer == "adam" else torch.optim.AdamW, groups, stage)]
 
 
-def compile_updates(optimizers: Iterable[Optimizer]) -> None:
+def compile_updates(optimizers: Iterable[Optimizer], fallback: CompileFallback) -> None:
     """Compile the updates that torch has not as one operation."""
     for optimizer in optimizers:
         if isinstance(optimizer, Adagrad | Lamb):
-            optimizer.compile()
+            fallback.compile(partial(optimizer.compile, fallback))
 
 
 def set_rate(optimizers: list[Optimizer], fraction: float) -> None:

@@ -55,7 +55,12 @@ class Loop:
         self._strategy = strategy(model, self._config)
         training = self._config.training
         self._device = next(model.parameters()).device
-        self._updater = Updater(model, precision=training.precision, micro_batches=training.micro_batches)
+        self._updater = Updater(
+            model,
+            precision=training.precision,
+            micro_batches=training.micro_batches,
+            fallback=self._strategy.fallback,
+        )
         longest = max(map(self._config.block_length, self._config.stage))
         self._blocks = Prefetcher(training.batch_size * longest, self._device)
         self._average = Average(model, training.average) if training.average else None
@@ -279,15 +284,17 @@ class Loop:
             self._interrupt.check()
             self._reporter.status(f"scoring {split}: {done:,} of {total:,} tokens", done / total)
 
-        score = evaluate(
-            self._model,
-            self._corpus.splits[split],
-            tokenizer=self._corpus.tokenizer,
-            config=self._config.evaluation,
-            block_length=self._config.training.block_length,
-            max_tokens=max_tokens,
-            device=self._device,
-            progress=show,
+        score = self._strategy.fallback.run(
+            lambda: evaluate(
+                self._model,
+                self._corpus.splits[split],
+                tokenizer=self._corpus.tokenizer,
+                config=self._config.evaluation,
+                block_length=self._config.training.block_length,
+                max_tokens=max_tokens,
+                device=self._device,
+                progress=show,
+            )
         )
         self._divergence.check_score(score, split, self._progress)
         return score

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import torch
 
-from longspan.config import RunConfig
+from longspan.config import RunConfig, TrainingConfig
 from longspan.data import TokenizedCorpus, check_fits, corpora, prepare, registry
 from longspan.errors import UserError, is_out_of_memory
 from longspan.evaluation.protocols import PROTOCOLS
 from longspan.flops import Shape
 from longspan.models import LanguageModel, build_run
 from longspan.runs import Checkpoint, RunFolder, checkpoint, lock, pick_device
+from longspan.runs.auto_options import resolved
 from longspan.runs.check_weights import check_weights
-from longspan.runs.environment import differences, environment
+from longspan.runs.environment import device_name, differences, environment
 from longspan.runs.resume_checks import check_resumable
 from longspan.training.loop import Loop
 from longspan.training.reporter import Reporter
@@ -38,6 +39,7 @@ def train(
     if not config.stage:
         raise UserError("there is nothing to train: the configuration has no [[stage]]")
     device = pick_device(config.training.device)  # a wrong name shows now, not after minutes of preparing
+    asked, config = config.training, resolved(config, device)
     with reporter or Reporter() as reporter:
         corpus = prepare(config.data, progress=reporter.say)
         _check_fits(config, corpus)
@@ -46,7 +48,7 @@ def train(
             model = _built(config, corpus, device)  # before the folder: one that cannot be built leaves none
             folder = RunFolder.create(out, _anchored(config), corpus.tokenizer, corpus.fingerprint)
             with lock.for_training(folder):
-                _run(folder, corpus, model, reporter, None, strategy)
+                _run(folder, corpus, model, reporter, None, strategy, asked)
     return folder
 
 
@@ -79,10 +81,10 @@ def is_finished(folder: RunFolder) -> bool:
 
 
 def _go_on(folder: RunFolder, reporter: Reporter, strategy: type[Strategy]) -> None:
-    config, saved = folder.config, _saved(folder, reporter)
+    device, saved = pick_device(folder.config.training.device), _saved(folder, reporter)
+    folder.config = config = resolved(folder.config, device)  # config.toml was edited if it says auto
     if saved is not None:
         _check_unchanged(folder, saved)
-    device = pick_device(config.training.device)
     corpus = prepare(config.data, progress=reporter.say)
     if corpus.fingerprint != folder.fingerprint:
         raise UserError(f"the text of {corpus.name} has changed since {folder.path} began: start a new run")
@@ -95,7 +97,7 @@ def _go_on(folder: RunFolder, reporter: Reporter, strategy: type[Strategy]) -> N
         model = _built(config, corpus, device)
         if saved is not None:
             check_weights(model, saved.below("model"), folder.checkpoint("last"))
-        _run(folder, corpus, model, reporter, saved, strategy)
+        _run(folder, corpus, model, reporter, saved, strategy, config.training)
 
 
 def _saved(folder: RunFolder, reporter: Reporter) -> Checkpoint | None:
@@ -162,10 +164,9 @@ def _run(
     reporter: Reporter,
     resume_from: Checkpoint | None,
     strategy: type[Strategy],
+    asked: TrainingConfig,
 ) -> None:
-    reporter.say(_summary(folder, corpus, model))
-    if folder.config.training.compile:
-        model.compile()
+    reporter.say(_summary(folder, corpus, model, asked))
     Loop(folder, corpus, model, reporter, resume_from, strategy).run()
 
 
@@ -179,15 +180,18 @@ def _check_unchanged(folder: RunFolder, saved: Checkpoint) -> None:
         raise UserError(f"{last} holds no average of the weights: take training.average out of config.toml")
 
 
-def _summary(folder: RunFolder, corpus: TokenizedCorpus, model: LanguageModel) -> str:
+def _summary(folder: RunFolder, corpus: TokenizedCorpus, model: LanguageModel, asked: TrainingConfig) -> str:
+    """The first line of a run; `asked` are the options before `auto` was resolved."""
     config, training = folder.config, folder.config.training
-    device = next(model.parameters()).device
+    device = device_name(next(model.parameters()).device)
+    precision = f"{training.precision}{' (auto)' if asked.precision == 'auto' else ''}"
+    compiled = f"{'' if training.compile else 'not '}compiled{' (auto)' if asked.compile == 'auto' else ''}"
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     flops = model.flops(Shape(training.batch_size, training.block_length))
     pattern = getattr(config.model, "pattern", None)
     return (
         f"{config.name}: {num_parameters:,} parameters, {flops / 1e6:,.1f} MFLOPs per token forward"
-        f"{f', pattern {pattern}' if pattern else ''}; on {device} in {training.precision}, "
+        f"{f', pattern {pattern}' if pattern else ''}; on {device} in {precision}, {compiled}, "
         f"{len(corpus.splits['train']):,} tokens to train on ({config.data.tokenizer.kind}, "
         f"{corpus.tokenizer.vocabulary_size:,} different ones), run folder {folder.path}"
     )
