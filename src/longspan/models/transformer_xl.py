@@ -26,7 +26,7 @@ from longspan.layers.identity import Identity
 from longspan.layers.persistent_memory import PersistentMemory
 from longspan.layers.positions import QueryBiases, SinusoidDistances
 from longspan.layers.span import FixedSpan, Span, WholeMemory, build_span
-from longspan.models.pattern import Arrange, by_pattern
+from longspan.models.pattern import Arrange, by_pattern, registered_makers
 from longspan.models.stack import Stack
 from longspan.output import AdaptiveSoftmaxHead
 
@@ -72,6 +72,7 @@ def transformer_xl(
             norm_first=norm_first,
         ),
         "i": Identity,
+        **registered_makers(config),
     }
     if config.long_memory_length is not None:
         makers["l"] = partial(attention, config.long_memory_length)
