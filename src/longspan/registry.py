@@ -87,10 +87,14 @@ class Table(Mapping[str, E], Generic[E]):
     def __len__(self) -> int:
         return len(list(iter(self)))
 
+    def known(self) -> Mapping[str, E]:
+        """What is registered by now; installed plugins are not imported for it."""
+        _load_builtin()
+        return self._entries
+
     def name_of(self, config_class: type) -> str | None:
         """The name that a class of options is registered for."""
-        _load_builtin()
-        found = (name for name, entry in self._entries.items() if entry.config_class is config_class)
+        found = (name for name, entry in self.known().items() if entry.config_class is config_class)
         return next(found, None)
 
     def forget_failed(self) -> None:

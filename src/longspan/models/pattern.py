@@ -26,7 +26,7 @@ def registered_makers(config: Any) -> Makers:
     """Those of the blocks that plugins have added, for a model with the configuration `config`."""
     return {
         letter: partial(_make, letter, config)
-        for letter, block in BLOCKS.items()
+        for letter, block in BLOCKS.known().items()
         if block.made_by is not None
     }
 
@@ -38,4 +38,5 @@ def _make(letter: str, config: Any) -> Block:
             f"the build of block '{letter}' returned a {type(block).__name__}: it must return a "
             "longspan.Block"
         )
+    block.from_plugin = True  # its weights begin as its own code has set them
     return block

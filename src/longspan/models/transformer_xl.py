@@ -127,8 +127,15 @@ def _embedding_and_head(
 
 
 def _initial_values(model: Stack) -> None:
-    """Those of the original: all weights N(0, 0.02), but projections of words N(0, 0.01); biases 0."""
+    """Those of the original: all weights N(0, 0.02), but projections of words N(0, 0.01); biases 0.
+
+    Blocks of plugins keep their own.
+    """
+    plugins = [part for part in model.modules() if isinstance(part, Block) and part.from_plugin]
+    left_alone = {module for block in plugins for module in block.modules()}
     for module in model.modules():
+        if module in left_alone:
+            continue
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)
             if module.bias is not None:
