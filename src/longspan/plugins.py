@@ -27,11 +27,11 @@ def never_import_from(folder: Path) -> None:
 
 def import_plugin(name: str) -> None:
     """Import the module `name`; whatever goes wrong is a `UserError` that names it."""
-    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in name.split(".")):
+    parts = name.split(".")
+    if parts[-1] == "py" or not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
         raise UserError(
             f"'{name}' is no name of a plugin: give a module, such as my_module or my_package.my_module"
         )
-    parts = name.split(".")
     for count in range(1, len(parts) + 1):  # packages first: looking for a.b imports a
         module = ".".join(parts[:count])
         spec = _found(module, name)
