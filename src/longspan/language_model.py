@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,6 +15,7 @@ from longspan.data import Tokenizer
 from longspan.errors import UserError
 from longspan.generation import generate
 from longspan.models import LanguageModel, build_run
+from longspan.registry import load_plugins
 from longspan.runs import RunFolder, checkpoint, pick_device
 from longspan.runs.check_weights import check_weights
 
@@ -97,12 +98,15 @@ def load(
     which: Literal["best", "last"] = "best",
     device: str = "auto",
     overrides: Mapping[str, str | int | float | bool] | None = None,
+    plugins: Iterable[str] = (),
 ) -> LoadedModel:
     """The model of a run folder, ready to evaluate and generate.
 
     `overrides` change options of the run by their dotted names, such as `{"model.span.memory": "full"}`.
+    `plugins` are modules to import first, besides those that the run's configuration names.
     """
     folder = RunFolder.open(Path(run))
+    load_plugins(plugins)
     config = _overridden(folder.config, overrides or {})
     tokenizer = folder.tokenizer()
     path = _checkpoint(folder, which)

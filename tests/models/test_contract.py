@@ -24,7 +24,8 @@ from longspan.config import (
     VocabularyConfig,
 )
 from longspan.config.transformer_xl import XLVocabularyConfig
-from longspan.models import ARCHITECTURES, LanguageModel, Supernet, build_run
+from longspan.models import LanguageModel, Supernet, build_run
+from longspan.registry import ARCHITECTURES
 from longspan.state import State
 
 VOCABULARY = 11
@@ -212,7 +213,7 @@ def assert_close(one: State, other: State) -> None:
 
 
 def test_every_architecture_is_held_to_the_contract():
-    assert {config.architecture for config in VARIANTS.values()} == ARCHITECTURES.keys()
+    assert {ARCHITECTURES.name_of(type(config)) for config in VARIANTS.values()} == ARCHITECTURES.keys()
 
 
 def test_shapes_and_probabilities(model):

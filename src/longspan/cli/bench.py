@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from longspan import recipes
 from longspan.cli.console import say, show_table
 from longspan.cli.overrides import changed, split_overrides
+from longspan.cli.plugin_option import add_plugin_option
 from longspan.cli.recipes import BYTES, known_vocabulary_size
 from longspan.errors import UserError
 from longspan.files import whole_file
@@ -52,6 +53,7 @@ def register(subparsers: Any) -> None:
         "(default: start)",
     )
     parser.add_argument("--decode", action="store_true", help="also time the decoding of one text")
+    add_plugin_option(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a new file")
     parser.set_defaults(
         run=run, accepts_overrides=True, smaller="give a smaller --batch-size or --block-length"

@@ -1,5 +1,6 @@
 """Text as models read it: named corpora, tokenizers, token files, lanes and segments."""
 
+from longspan.data.corpus import Corpus
 from longspan.data.lanes import LanePosition, Lanes, TokenBlock, check_fits
 from longspan.data.preparation import TokenizedCorpus, prepare
 from longspan.data.segments import Segments
@@ -8,6 +9,7 @@ from longspan.data.token_file import TokenFile
 from longspan.data.tokenizers import Tokenizer, TokenStream, load_tokenizer
 
 __all__ = [
+    "Corpus",
     "LanePosition",
     "Lanes",
     "Segments",

@@ -14,7 +14,7 @@ from longspan.config import (
     RunConfig,
     TokenizerConfig,
 )
-from longspan.data import TokenizedCorpus, Tokenizer, corpora, prepare, registry
+from longspan.data import TokenizedCorpus, Tokenizer, corpora, prepare
 from longspan.data.download import Progress
 from longspan.data.tokenizers.number import NumberTokenizer
 from longspan.errors import UserError
@@ -43,7 +43,7 @@ def import_run(
     RunFolder.must_be_new(out)
     model_config, model = read_original(path, kind, config)
     data = DataConfig(
-        corpus="" if corpus is None else _anchored(corpus),
+        corpus="" if corpus is None else corpora.anchored(corpus),
         tokenizer=_tokenizer(None if corpus is None else kind, model_config, model.vocabulary_size),
     )
     tokenizer: Tokenizer = NumberTokenizer(model.vocabulary_size)
@@ -69,13 +69,6 @@ def _spans(model: LanguageModel) -> dict[str, Any] | None:
     """The line of spans.jsonl at step 0: nothing was trained here."""
     spans = model.records().get("spans")
     return None if spans is None else {"step": 0, **spans}
-
-
-def _anchored(corpus: str) -> str:
-    """The same corpus wherever one stands: a path is made absolute."""
-    if corpus in corpora.NAMED or corpus in registry.registered():
-        return corpus
-    return str(Path(corpus).expanduser().absolute())
 
 
 def _tokenizer(kind: str | None, model: ModelConfig, vocabulary_size: int) -> TokenizerConfig:

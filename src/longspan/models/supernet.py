@@ -8,6 +8,7 @@ Shapes: B blocks of the stack, K candidates.
 from __future__ import annotations
 
 import heapq
+import inspect
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,15 +17,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from longspan.config import AdaptiveSpanConfig, RunConfig, SearchConfig, TransformerXLConfig
+from longspan.config import RunConfig, SearchConfig
+from longspan.errors import UserError
 from longspan.flops import Shape, flops
 from longspan.layers.annealing import AnnealedTemperature
 from longspan.layers.block import Block
 from longspan.layers.gumbel_block import GumbelBlock
-from longspan.models.adaptive_span import adaptive_span
 from longspan.models.pattern import Arrange, Makers
 from longspan.models.stack import Stack
-from longspan.models.transformer_xl import transformer_xl
+from longspan.registry import ARCHITECTURES
 
 
 def supernet(config: RunConfig, vocabulary_size: int) -> Supernet:
@@ -35,6 +36,9 @@ def supernet(config: RunConfig, vocabulary_size: int) -> Supernet:
     temperature = AnnealedTemperature(search, max(1, steps))
 
     def arrange(makers: Makers) -> list[Block]:
+        lacking = next((letter for letter in search.candidates if letter not in makers), None)
+        if lacking is not None:
+            raise UserError(f"{config.architecture} has no block '{lacking}': leave it out of the candidates")
         return [
             GumbelBlock(
                 {letter: makers[letter]() for letter in search.candidates}, temperature, search.sampling
@@ -157,8 +161,10 @@ class Supernet(Stack):
 
 
 def _arranged(config: RunConfig, vocabulary_size: int, arrange: Arrange) -> Stack:
-    model = config.model
-    if isinstance(model, AdaptiveSpanConfig):
-        return adaptive_span(model, vocabulary_size, arrange)
-    assert isinstance(model, TransformerXLConfig)  # RunConfig takes no other with [search]
-    return transformer_xl(model, vocabulary_size, arrange)
+    build = ARCHITECTURES[config.architecture].resolve()
+    if "arrange" not in inspect.signature(build).parameters:
+        raise UserError(f"{config.architecture} cannot be searched: its build takes no argument 'arrange'")
+    stack = build(config.model, vocabulary_size, arrange=arrange)
+    if not isinstance(stack, Stack):
+        raise UserError(f"{config.architecture} cannot be searched: its build must return a longspan.Stack")
+    return stack

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from longspan.config import RunConfig, TrainingConfig
-from longspan.data import TokenizedCorpus, check_fits, corpora, prepare, registry
+from longspan.data import TokenizedCorpus, check_fits, corpora, prepare
 from longspan.errors import UserError, is_out_of_memory
 from longspan.evaluation.protocols import PROTOCOLS
 from longspan.flops import Shape
@@ -122,11 +122,7 @@ def _saved(folder: RunFolder, reporter: Reporter) -> Checkpoint | None:
 
 def _anchored(config: RunConfig) -> RunConfig:
     """The same configuration wherever one stands: a path to the corpus is made absolute."""
-    corpus = config.data.corpus
-    if corpus in corpora.NAMED or corpus in registry.registered():
-        return config
-    place = str(Path(corpus).expanduser().absolute())
-    return replace(config, data=replace(config.data, corpus=place))
+    return replace(config, data=replace(config.data, corpus=corpora.anchored(config.data.corpus)))
 
 
 def _check_fits(config: RunConfig, corpus: TokenizedCorpus) -> None:
