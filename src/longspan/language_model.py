@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 
 from longspan.config import RunConfig, schema
+from longspan.config.overrides import override_all
 from longspan.data import Tokenizer
 from longspan.errors import UserError
 from longspan.generation import generate
@@ -27,6 +28,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     config: RunConfig
     device: torch.device
+    path: Path  # the run folder
 
     def generate(
         self,
@@ -93,7 +95,7 @@ def _generator(seed: int | None) -> torch.Generator:
 
 
 def load(
-    run: str | Path,
+    run: str | os.PathLike[str],
     which: Literal["best", "last"] = "best",
     device: str = "auto",
     overrides: Mapping[str, str | int | float | bool] | None = None,
@@ -111,7 +113,7 @@ def load(
     check_weights(model, weights, path)
     model.load_state_dict(weights)
     target = pick_device(device)
-    return LoadedModel(model.to(target).eval(), tokenizer, config, target)
+    return LoadedModel(model.to(target).eval(), tokenizer, config, target, folder.path)
 
 
 def _checkpoint(folder: RunFolder, which: Literal["best", "last"]) -> Path:
@@ -130,6 +132,5 @@ def _checkpoint(folder: RunFolder, which: Literal["best", "last"]) -> Path:
 
 def _overridden(config: RunConfig, overrides: Mapping[str, str | int | float | bool]) -> RunConfig:
     table = schema.write(config)
-    for name, value in overrides.items():
-        schema.override(table, name, value if isinstance(value, str) else json.dumps(value))
+    override_all(table, overrides)
     return schema.read(RunConfig, table)
