@@ -1,4 +1,7 @@
-"""Longspan: language models that remember."""
+"""Longspan: language models that remember.
+
+The Python interface is the names below; docs/python.md describes it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,15 @@ from typing import TYPE_CHECKING, Any
 from longspan.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from longspan import testing as testing
+    from longspan.api import Run as Run
+    from longspan.api import evaluate as evaluate
+    from longspan.api import resume as resume
+    from longspan.api import train as train
+    from longspan.config import RunConfig as RunConfig
     from longspan.config.schema import option as option
     from longspan.config.schema import section as section
+    from longspan.errors import UserError as UserError
     from longspan.language_model import LoadedModel as LoadedModel
     from longspan.language_model import load as load
     from longspan.layers.block import Block as Block
@@ -21,27 +31,34 @@ if TYPE_CHECKING:
     from longspan.registry import register_tokenizer as register_tokenizer
     from longspan.state import State as State
 
-# The public names, and where they are. They are imported when they are first used: `longspan --help` should
-# not have to wait for torch.
-_PLACES = {
+# Every public name and its module, imported when it is first used: `longspan --help` needs no torch.
+_PUBLIC = {
     "Block": "longspan.layers.block",
     "LanguageModel": "longspan.models.interface",
     "LoadedModel": "longspan.language_model",
+    "Run": "longspan.api",
+    "RunConfig": "longspan.config",
     "Stack": "longspan.models.stack",
     "State": "longspan.state",
+    "UserError": "longspan.errors",
+    "evaluate": "longspan.api",
     "load": "longspan.language_model",
     "option": "longspan.config.schema",
     "register_architecture": "longspan.registry",
     "register_block": "longspan.registry",
     "register_corpus": "longspan.registry",
     "register_tokenizer": "longspan.registry",
+    "resume": "longspan.api",
     "section": "longspan.config.schema",
+    "train": "longspan.api",
 }
 
-__all__ = ["__version__", *_PLACES]
+__all__ = ["__version__", "testing", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PLACES:
-        return getattr(import_module(_PLACES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "testing":
+        return import_module("longspan.testing")
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)

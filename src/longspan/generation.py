@@ -12,16 +12,14 @@ import torch
 from torch import Tensor
 
 from longspan.errors import UserError
+from longspan.reading import TextState, begin
 
 if TYPE_CHECKING:
     from longspan.layers.block import Step
     from longspan.models.interface import LanguageModel
     from longspan.state import State
 
-PROMPT_BLOCK = 512  # the prompt is read in blocks, so that a long one needs no more memory than a short one
 
-
-@torch.no_grad()
 def generate(
     model: LanguageModel,
     prompt_ids: Sequence[int] | Tensor,
@@ -32,24 +30,40 @@ def generate(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[int]:
-    """Yield `tokens` new tokens, each as soon as it is drawn.
-
-    Draws are made on the CPU, with a CPU generator: one seed gives one text, whatever the device.
-    """
+    """Read a prompt, and yield `tokens` new tokens, each as soon as it is drawn."""
     if model.training:
         raise ValueError("generation needs a model in evaluation mode: call model.eval() first")
     if len(prompt_ids) == 0:
         raise ValueError("generation needs at least one token to begin with")
     check_sampling(tokens, temperature, top_k, top_p)
+    yield from generate_from(
+        model,
+        begin(model, prompt_ids),
+        tokens=tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        generator=generator,
+    )
 
-    state = model.initial_state(1)
-    device = next(model.parameters()).device
-    prompt_BT = torch.as_tensor(prompt_ids, dtype=torch.long, device=device)[None]
-    *earlier, last = torch.split(prompt_BT, PROMPT_BLOCK, dim=1)
-    for block_BT in earlier:
-        _, state = model(block_BT, state)
-    log_probs_BV, state = _read(model, last, state)
-    decoder = Decoder(model, state)
+
+@torch.no_grad()
+def generate_from(
+    model: LanguageModel,
+    start: TextState,
+    *,
+    tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Iterator[int]:
+    """Go on with a text that was read already.
+
+    Draws are made on the CPU, with a CPU generator: one seed gives one text, whatever the device.
+    """
+    log_probs_BV, device = model.head.log_probs(start.hidden_D[None, None])[:, 0], start.hidden_D.device
+    decoder = Decoder(model, start.state)
     for remaining in reversed(range(tokens)):
         drawn_B = sample(log_probs_BV.cpu(), temperature, top_k, top_p, generator)
         yield int(drawn_B)

@@ -60,13 +60,14 @@ def run(args: argparse.Namespace) -> None:
     lm = load(args.folder, args.checkpoint, args.device, overrides)
     corpus = args.data or lm.config.data.corpus
     if not corpus:
-        raise UserError(f"{args.folder} was imported without a corpus: give the text with --data")
+        raise UserError(f"{args.folder} has no corpus of its own: give the text with --data")
     if not args.data and args.split in HELD_OUT and has_changed(RunFolder.open(Path(args.folder)), say):
         say(
             f"longspan: the text of {corpus} has changed since the run began: "
             f"its {args.split} split may hold text that the model was trained on"
         )
-    with held_out(corpus, args.split, lm.tokenizer, say) as token_file, _progress() as progress:
+    token_file = held_out(corpus, args.split, lm.tokenizer, lm.config.data.tokenizer, say)
+    with _progress() as progress:
         score = evaluate(
             lm.model,
             token_file,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from longspan.config import RunConfig
 from longspan.config.reference import documented
 from longspan.config.schema import override
 from longspan.errors import UserError
+from longspan.files import free_folder
 
 
 def add_options(parser: argparse.ArgumentParser, default: str) -> None:
@@ -63,7 +63,7 @@ def wanted(args: argparse.Namespace) -> tuple[RunConfig | None, Path]:
             raise UserError(f"{option} is empty: give it a value or leave it out")
     if args.resume is None:
         config = _configuration(args)
-        return config, Path(args.out) if args.out else _free_folder(Path("runs") / config.name)
+        return config, Path(args.out) if args.out else free_folder(Path("runs") / config.name)
     if args.recipe or args.data or args.name or args.out or args.overrides:
         raise UserError("--resume goes on with the settings of the run: leave out all other options")
     return None, Path(args.resume)
@@ -92,8 +92,3 @@ def _add_plugins(table: dict[str, Any], plugins: Sequence[str]) -> None:
 
 def _is_text(path: Path) -> bool:
     return path.exists() and path.suffix != ".toml"
-
-
-def _free_folder(wanted: Path) -> Path:
-    numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
-    return next(path for path in itertools.chain([wanted], numbered) if not path.exists())

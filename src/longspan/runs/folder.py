@@ -49,7 +49,9 @@ class RunFolder:
         except FileExistsError:
             RunFolder.must_be_new(path)  # somebody was faster
             raise
-        return RunFolder(path)
+        folder = RunFolder(path)
+        folder.config = config  # the object itself, not what reading the file again would give
+        return folder
 
     @staticmethod
     def create_with_weights(
