@@ -1,4 +1,4 @@
-"""What earlier versions wrote is still read: old option names in config.toml, old tensor names in checkpoints."""
+"""What earlier versions wrote is still read: old options in config.toml, old tensor names in checkpoints."""
 
 from __future__ import annotations
 
