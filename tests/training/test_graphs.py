@@ -107,6 +107,25 @@ def test_other_shapes_drop_a_recording(recorder: Recorder, other: dict[str, int]
     assert recorder.recorded == [(2, 3), (2, 3)]
 
 
+def test_the_last_launch_before_a_capture_has_its_strides(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else compiled code would be compiled for other strides while the capture runs."""
+    model, seen = TinyModel(), []
+    forward = model.forward
+
+    def watched(tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
+        seen.append([leaf.stride() for leaf in state.flatten().values()])
+        hidden_BTD, after = forward(tokens_BT, state)
+        return hidden_BTD, after.map(lambda leaf: torch.stack([leaf, leaf], dim=-1)[..., 0])
+
+    monkeypatch.setattr(model, "forward", watched)
+    read(RecordedModel(model), STEADY + 1)
+    assert recorder.replays == 1
+    assert seen[STEADY - 1] == seen[STEADY]
+    assert seen[STEADY] == [leaf.stride() for leaf in model.initial_state(2).flatten().values()]
+
+
 def test_shapes_that_never_stay_are_never_recorded(recorder: Recorder) -> None:
     recorded = RecordedModel(TinyModel())
     for block in (3, 4) * 3:

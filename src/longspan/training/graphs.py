@@ -67,6 +67,10 @@ class RecordedModel:
         if (own, shapes) != (self._own, self._shapes):
             self._own, self._shapes, self._seen, self._recording = own, shapes, 0, None
         self._seen += 1
+        if self._seen == STEADY:
+            # A clone may have other strides, and compiled code is compiled anew for them. This launch compiles
+            # what the capture will run: compiling during a capture invalidates it.
+            tokens_BT, state = tokens_BT.clone(), state.map(torch.clone)
         if self._seen > STEADY:
             self._recording = self._recorded(tokens_BT, state, autocast)
         if self._recording is None:
