@@ -44,6 +44,7 @@ class RecordedModel:
         self._seen = 0
         self._recording: _Recording | None = None
         self._can_record = True
+        gc.collect()  # models before this one may be garbage that still holds graphs and memory
 
     def __call__(
         self, tokens_BT: Tensor, state: State, autocast: AbstractContextManager[Any]
