@@ -25,7 +25,7 @@ def register(subparsers: Any) -> None:
         help="train a model from a recipe",
         usage="longspan train [RECIPE] [--data CORPUS] [--name NAME] [--out RUN] [--OPTION VALUE ...]\n"
         "       longspan train --resume RUN",
-        description="Train a model, score it on held-out text and show what it learned.",
+        description="Train a model, score it on held-out text, print a sample and the learned spans.",
         epilog="\n".join(["options of a recipe:", *option_lines()]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -46,14 +46,14 @@ def _train(config: RunConfig | None, out: Path) -> None:
     try:
         folder = resume(out, reporter=reporter) if config is None else train(config, out, reporter=reporter)
     except Interrupted as stop:
-        print(f"longspan: {stop}; go on with '{RunFolder(out).resume_command}'", file=sys.stderr)
+        print(f"longspan: {stop}; continue with '{RunFolder(out).resume_command}'", file=sys.stderr)
         sys.exit(stop.exit_status)
     if not was_finished:
         _show(folder)
 
 
 def _show(folder: RunFolder) -> None:
-    """What came of it: where it is, how good, how it writes, how far it looks back."""
+    """Print the run folder, the scores, a sample and the learned spans."""
     from longspan.language_model import load
 
     final = folder.final()

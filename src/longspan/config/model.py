@@ -1,4 +1,4 @@
-"""What a model is made of, one dataclass per architecture."""
+"""Options of the models, one dataclass per architecture."""
 
 from __future__ import annotations
 
@@ -19,23 +19,21 @@ from longspan.config.vocabulary import VocabularyConfig
 class AdaptiveSpanConfig:
     """The transformer of "Adaptive Attention Span in Transformers" (Sukhbaatar et al., 2019)."""
 
-    architecture: Literal["adaptive-span"] = option("adaptive-span", help="which kind of model")
+    architecture: Literal["adaptive-span"] = option("adaptive-span", help="the architecture")
     num_layers: int = option(12, help="layers, each attention followed by feed-forward")
     pattern: str | None = option(
         None,
-        help="the blocks by letters: s attention, f feed-forward, i identity; num_layers is then not used "
+        help="one letter per block: s attention, f feed-forward, i identity; num_layers is then not used "
         "(default: sf for every layer)",
     )
     width: int = option(512, help="size of the hidden states")
     num_heads: int = option(8, help="attention heads per layer")
-    inner_width: int = option(2048, help="size of the feed-forward layer's hidden part")
+    inner_width: int = option(2048, help="inner size of the feed-forward layer")
     dropout: float = option(0.0, help="dropout on attention weights and inside the feed-forward layer")
     embedding_dropout: float = option(0.0, help="dropout on the embeddings and on the last layer's output")
-    norm: Literal["post", "pre"] = option(
-        "post", help="normalise after each residual sum (original) or before each block"
-    )
+    norm: Literal["post", "pre"] = option("post", help="post-norm (original) or pre-norm")
     span: SpanConfig = section(SpanConfig, help="where a head may look")
-    vocabulary: VocabularyConfig = section(VocabularyConfig, help="how words are read and predicted")
+    vocabulary: VocabularyConfig = section(VocabularyConfig, help="embedding and output layer")
 
     def __post_init__(self) -> None:
         _check_sizes(self, "num_layers", "width", "num_heads", "inner_width")
@@ -49,15 +47,17 @@ class AdaptiveSpanConfig:
 class AllAttentionConfig:
     """The network of "Augmenting Self-attention with Persistent Memory" (Sukhbaatar et al., 2019)."""
 
-    architecture: Literal["all-attention"] = option("all-attention", help="which kind of model")
+    architecture: Literal["all-attention"] = option("all-attention", help="the architecture")
     num_layers: int = option(18, help="layers of attention; there is no feed-forward")
     width: int = option(512, help="size of the hidden states")
     num_heads: int = option(8, help="attention heads per layer")
-    num_persistent: int = option(1024, help="persistent keys and values of every head", old_name="num_slots")
-    dropout: float = option(0.0, help="dropout on attention weights, those of persistent vectors included")
+    num_persistent: int = option(
+        1024, help="persistent vectors (keys and values) per head", old_name="num_slots"
+    )
+    dropout: float = option(0.0, help="dropout on attention weights, also of persistent vectors")
     embedding_dropout: float = option(0.0, help="dropout on the embeddings and on the last layer's output")
     span: SpanConfig = section(SpanConfig, help="where a head may look")
-    vocabulary: VocabularyConfig = section(VocabularyConfig, help="how words are read and predicted")
+    vocabulary: VocabularyConfig = section(VocabularyConfig, help="embedding and output layer")
 
     def __post_init__(self) -> None:
         _check_sizes(self, "num_layers", "width", "num_heads", "num_persistent")

@@ -1,4 +1,4 @@
-"""What a run is."""
+"""The configuration of a run."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from longspan.errors import UserError
 class RunConfig:
     """Everything that decides what a run computes; `config.toml` of a run folder holds exactly this."""
 
-    name: str = option("run", help="what the run folder is called")
-    description: str = option("", help="one line about what this is")
+    name: str = option("run", help="name of the run folder")
+    description: str = option("", help="one line of description")
     data: DataConfig = section(DataConfig, help="the text")
     model: ModelConfig = section(AdaptiveSpanConfig, help="the model")
     search: SearchConfig | None = option(
-        None, help="with 'longspan search': how the pattern of the model's blocks is searched"
+        None, help="for 'longspan search': the search for the pattern of the blocks"
     )
-    training: TrainingConfig = section(TrainingConfig, help="what every stage shares")
+    training: TrainingConfig = section(TrainingConfig, help="options that all stages share")
     stage: tuple[StageConfig, ...] = option((), help="the stages of training, in order")
     evaluation: EvaluationConfig = section(EvaluationConfig, help="how held-out text is scored")
-    expected: dict[str, Any] = option({}, help="numbers that were published for this recipe")
+    expected: dict[str, Any] = option({}, help="published numbers for this recipe")
 
     def __post_init__(self) -> None:
         if self.name in ("", ".", "..") or "/" in self.name or not self.name.isprintable():
-            raise ValueError(f"name must do for a folder: printable and without '/', not {self.name!r}")
+            raise ValueError(f"name must be usable for a folder: printable, without '/', not {self.name!r}")
         if self.search is not None and not hasattr(self.model, "pattern"):
             raise ValueError(
                 f"search needs a model whose blocks have a pattern; {self.model.architecture} has none"
@@ -55,9 +55,9 @@ class RunConfig:
         given = getattr(self.model, "long_memory_length", None) is not None
         wanted = self.search is not None and "l" in self.search.candidates
         if wanted and getattr(self.model, "span", None) is not None:
-            raise ValueError("with a span heads learn how far they look: leave l out of the candidates")
+            raise ValueError("long attention cannot be combined with a span: leave l out of the candidates")
         if wanted and not given:
-            raise ValueError("candidates have long attention, l: give model.long_memory_length")
+            raise ValueError("the candidates include long attention, l: give model.long_memory_length")
         if given and not wanted and getattr(self.model, "pattern", None) is None:
             raise ValueError(
                 "model.long_memory_length has no effect without l in the pattern or the candidates"

@@ -1,4 +1,4 @@
-"""Text as models read it: named corpora, tokenizers, token files, lanes and segments."""
+"""Named corpora, tokenizers, token files, lanes and segments."""
 
 from longspan.data.lanes import LanePosition, Lanes, TokenBlock, check_fits
 from longspan.data.preparation import TokenizedCorpus, prepare

@@ -1,4 +1,4 @@
-"""The text to measure a model on, in the model's own tokens."""
+"""Held-out text in the model's own tokens."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from longspan.runs import RunFolder
 def held_out(
     corpus: str, split: str, tokenizer: Tokenizer, progress: Callable[[str], None]
 ) -> Iterator[TokenFile]:
-    """The tokens of one split, for as long as the block lasts.
+    """The tokens of one split, inside a `with` block.
 
-    It is tokenized anew with the tokenizer the model was trained with: the corpus may be another one, or may
-    have changed since, and a vocabulary learned from it now would not be the model's.
+    The text is tokenized with the model's own tokenizer: the corpus may be another one or may have changed,
+    and a vocabulary learned from it now would not be the model's.
     """
     if split not in SPLITS:
         raise UserError(f"there is no split '{split}'{nearest(split, SPLITS)} (one of {', '.join(SPLITS)})")
@@ -32,9 +32,9 @@ def held_out(
 
 
 def has_changed(run: RunFolder, progress: Callable[[str], None]) -> bool:
-    """Whether the run's corpus is no longer the one it was trained on, so that its splits may be others.
+    """Whether the corpus of the run has changed since training, so that its splits may differ.
 
-    Cheap: the text is read only if its files look different from when they were last seen.
+    The text is read only if the size or time of a file has changed.
     """
     data = run.config.data
     return fingerprint(corpora.find(data.corpus, progress), data.tokenizer) != run.fingerprint

@@ -1,4 +1,4 @@
-"""What an evaluation found, with everything that is needed to read the number rightly."""
+"""The result of an evaluation, with everything that is needed to interpret it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 class Score:
     """Nats over the scored tokens, and the denominators that turn them into the usual figures.
 
-    `bytes`, `characters` and `words` measure the raw text that the scored tokens stand for; a word is what
-    whitespace separates, and so is the end of a line. Figures over them can be compared across tokenizers
-    that lose nothing. Where text is lost, in lower case or in the `unknown` tokens that are `<unk>`, they
-    come out too low: the text counts, but the model does not have to tell it.
-    `divisor` is what the protocol divides by: the number of tokens scored, except under `sha-rnn`.
-    A figure beyond the range of numbers is infinite.
+    `bytes`, `characters` and `words` measure the raw text of the scored tokens. Words are separated by
+    whitespace, and the end of a line is a word too. Scores over them can be compared across tokenizers that
+    lose nothing. If text is lost, by lower case or as `unknown` tokens (`<unk>`), they are too low: the text
+    counts, but the model does not have to predict it.
+    `divisor` is what the protocol divides by: the number of scored tokens, except for `sha-rnn`.
+    A value beyond the range of floats is infinite.
     """
 
     nats: float
@@ -39,7 +39,7 @@ class Score:
 
     @property
     def bits_per_token(self) -> float:
-        """What papers on byte-level and character-level data call bits per character."""
+        """Papers on byte-level and character-level data call this bits per character."""
         return self.loss / math.log(2)
 
     @property
@@ -49,7 +49,7 @@ class Score:
 
     @property
     def perplexity_per_word(self) -> float:
-        """What papers on word-level data call perplexity, whatever the tokens are."""
+        """Papers on word-level data call this perplexity, whatever the tokens are."""
         return _exp(_per(self.nats, self.words))
 
     @property
@@ -63,7 +63,7 @@ class Score:
         return _per(self.nats / math.log(2), self.characters)
 
     def figures(self) -> dict[str, Any]:
-        """All of it as JSON can say it: the figures that are finite, then what they were made from."""
+        """Everything as JSON: the finite scores, then the fields."""
         derived = {
             "bits_per_byte": self.bits_per_byte,
             "bits_per_character": self.bits_per_character,
@@ -83,5 +83,5 @@ def _exp(value: float) -> float:
 
 
 def _per(amount: float, count: int) -> float:
-    """Nothing can be said per word of a text that is too short to hold one."""
+    """Infinite if the text is too short to have one."""
     return amount / count if count else math.inf

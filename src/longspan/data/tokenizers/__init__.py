@@ -1,4 +1,4 @@
-"""How text becomes numbers: one file per unit of text."""
+"""Tokenizers: one file per unit of text."""
 
 from __future__ import annotations
 
@@ -53,35 +53,35 @@ _FORMS: dict[str, type[Tokenizer]] = {
 
 
 def fit_tokenizer(config: TokenizerConfig, corpus: Corpus) -> Tokenizer:
-    """The tokenizer a configuration describes, with a vocabulary learned from a corpus."""
+    """The tokenizer of a configuration, with a vocabulary learned from a corpus."""
     return _FIT[config.kind](config, corpus)
 
 
 def check_settings(config: TokenizerConfig) -> None:
-    """A `UserError` for an option that this kind of tokenizer needs or cannot honour."""
+    """A `UserError` for an option that this tokenizer needs or does not support."""
     size = config.vocabulary_size
     if config.kind in _LEARNED and size is None:
         raise UserError(f"the {config.kind} tokenizer needs a vocabulary_size, for example 8000")
     if size is not None and config.kind not in _SIZED:
         raise UserError(
-            f"the text decides the vocabulary of the {config.kind} tokenizer: drop vocabulary_size"
+            f"the text determines the vocabulary of the {config.kind} tokenizer: drop vocabulary_size"
         )
     least = _LEAST.get(config.kind, 0)
     if size is not None and size < least:
         raise UserError(f"a vocabulary_size of {size} is too small for {config.kind}: at least {least}")
     if config.lowercase and _FIT[config.kind] is fit_original:
-        raise UserError(f"the {config.kind} project did not lower its text: drop lowercase")
+        raise UserError(f"the {config.kind} project did not lower-case its text: drop lowercase")
     if config.order != TokenizerConfig().order and config.kind not in _ORDERED:
-        raise UserError(f"the {config.kind} tokenizer numbers its tokens in one way only: drop order")
+        raise UserError(f"the {config.kind} tokenizer has a fixed order: drop order")
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer that `Tokenizer.save` put into `folder`."""
+    """The tokenizer that `Tokenizer.save` wrote to `folder`."""
     path = Path(folder) / SETTINGS
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
         return _FORMS[settings["form"]].from_settings(settings, Path(folder))
     except FileNotFoundError as problem:
         raise UserError(f"there is no tokenizer in {folder}: {problem.filename} is missing") from None
-    except Exception:  # whatever JSON, SentencePiece or tokenizers say of a file they cannot read
-        raise UserError(f"the tokenizer in {folder} is damaged: put back the whole folder") from None
+    except Exception:  # any error of JSON, SentencePiece or tokenizers
+        raise UserError(f"the tokenizer in {folder} is damaged: restore the whole folder") from None
