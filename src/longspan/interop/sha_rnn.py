@@ -55,8 +55,8 @@ class ShaRnn(Translation):
         splits = tuple(options.get("splits", ()))
         if "criterion.tail_bias" in tensors and not splits:
             raise UserError(
-                f"the vocabulary has {tensors.size(('criterion.tail_bias', 0))} splits, and the file does not "
-                "contain them: give the option 'splits' in the configuration"
+                f"the vocabulary has {tensors.size(('criterion.tail_bias', 0))} splits, which the file does "
+                "not contain: give the option 'splits' in the configuration"
             )
         return ShaRnnConfig(
             num_layers=options.get("nlayers", num_layers),
