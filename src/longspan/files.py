@@ -7,6 +7,7 @@ the same target can tell the leavings of a dead process from the work of a livin
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import platform
 import re
@@ -60,6 +61,12 @@ def whole_folder(path: Path, *, first_wins: bool = False) -> Iterator[Path]:
         _to_disk(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def free_folder(wanted: Path) -> Path:
+    """`wanted`, or with the first free number from 2 after it if something is there."""
+    numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([wanted], numbered) if not path.exists())
 
 
 def _beside(path: Path) -> Path:

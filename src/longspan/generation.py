@@ -12,17 +12,14 @@ import torch
 from torch import Tensor
 
 from longspan.errors import UserError
-from longspan.models.stack import Stack
+from longspan.reading import TextState, begin
 
 if TYPE_CHECKING:
     from longspan.layers.block import Step
     from longspan.models.interface import LanguageModel
     from longspan.state import State
 
-PROMPT_BLOCK = 512  # the prompt is read in blocks, so that a long one needs no more memory than a short one
 
-
-@torch.no_grad()
 def generate(
     model: LanguageModel,
     prompt_ids: Sequence[int] | Tensor,
@@ -33,24 +30,40 @@ def generate(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[int]:
-    """Yield `tokens` new tokens, each as soon as it is drawn.
-
-    Draws are made on the CPU, with a CPU generator: one seed gives one text, whatever the device.
-    """
+    """Read a prompt, and yield `tokens` new tokens, each as soon as it is drawn."""
     if model.training:
         raise ValueError("generation needs a model in evaluation mode: call model.eval() first")
     if len(prompt_ids) == 0:
         raise ValueError("generation needs at least one token to begin with")
     check_sampling(tokens, temperature, top_k, top_p)
+    yield from generate_from(
+        model,
+        begin(model, prompt_ids),
+        tokens=tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        generator=generator,
+    )
 
-    state = model.initial_state(1)
-    device = next(model.parameters()).device
-    prompt_BT = torch.as_tensor(prompt_ids, dtype=torch.long, device=device)[None]
-    *earlier, last = torch.split(prompt_BT, PROMPT_BLOCK, dim=1)
-    for block_BT in earlier:
-        _, state = model(block_BT, state)
-    log_probs_BV, state = _read(model, last, state)
-    decoder = Decoder(model, state)
+
+@torch.no_grad()
+def generate_from(
+    model: LanguageModel,
+    start: TextState,
+    *,
+    tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Iterator[int]:
+    """Go on with a text that was read already.
+
+    Draws are made on the CPU, with a CPU generator: one seed gives one text, whatever the device.
+    """
+    log_probs_BV, device = model.head.log_probs(start.hidden_D[None, None])[:, 0], start.hidden_D.device
+    decoder = Decoder(model, start.state)
     for remaining in reversed(range(tokens)):
         drawn_B = sample(log_probs_BV.cpu(), temperature, top_k, top_p, generator)
         yield int(drawn_B)
@@ -61,9 +74,10 @@ def generate(
 class Decoder:
     """Reads single tokens, one after another for each row of a batch, going on from a state.
 
-    Small operations would take longest, so a stack of blocks does as few as it can. On a GPU even those take
-    longer to launch than to compute: a step is recorded as a CUDA graph, and replayed for every further
-    token. Other models are read as always, and recorded once the shapes of their state stay the same.
+    Small operations take longest, so a model may have a step for single tokens, `step_from`. On a GPU even
+    its operations take longer to launch than to compute: a step is captured as a CUDA graph, and replayed for
+    every further token. A model without one is read by `forward`, and captured once the shapes of its state
+    stay the same.
     """
 
     def __init__(self, model: LanguageModel, state: State) -> None:
@@ -74,7 +88,7 @@ class Decoder:
         device = next(model.parameters()).device.type
         # Saves a tenth of the time on a CPU, at the price that nobody can change in place what comes out.
         self._without_gradients = torch.inference_mode if device == "cpu" else torch.no_grad
-        if isinstance(model, Stack) and not model.training and not torch.is_autocast_enabled(device):
+        if not model.training and not torch.is_autocast_enabled(device):
             with self._without_gradients():
                 self._step = model.step_from(state)
         if self._step is None:

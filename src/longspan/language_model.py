@@ -2,31 +2,105 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from longspan.config import RunConfig, schema
+from longspan.config.overrides import override_all
 from longspan.data import Tokenizer
 from longspan.errors import UserError
-from longspan.generation import generate
+from longspan.generation import check_sampling, generate_from
 from longspan.models import LanguageModel, build_run
+from longspan.reading import TextState, begin, blocks, nats_of, read
+from longspan.registry import load_plugins
 from longspan.runs import RunFolder, checkpoint, pick_device
 from longspan.runs.check_weights import check_weights
 
 
+class GeneratedText(str):
+    """A text that a model wrote. It is a string, with the `state` after it beside it."""
+
+    _make_state: Callable[[], TextState]
+
+    @cached_property
+    def state(self) -> TextState:
+        """The state after this text, to go on from; computed when it is first asked for."""
+        return self._make_state()
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """What a text costs, token by token."""
+
+    ids: tuple[int, ...]
+    pieces: tuple[bytes, ...]  # the text of each token
+    token_nats: tuple[float, ...]  # of each token: minus the logarithm of its probability
+    bytes: int  # of the whole text, in UTF-8
+    state: TextState  # after the text
+
+    @property
+    def nats(self) -> float:
+        """Of the whole text."""
+        return math.fsum(self.token_nats)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Not a number (nan) for a text without bytes."""
+        return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
+
+
 @dataclass(frozen=True)
 class LoadedModel:
-    """Everything one needs to use a trained model; made by `load`."""
+    """Everything one needs to use a trained model; made by `load`.
+
+    A `state` is what `read` returns, and the `state` of what `score` and `generate` return. Without one a
+    text stands at its beginning. Where something must come before its first token, for `score` and for
+    `generate` without a prompt, that is a line end. Texts are tokenized on their own: where a word is cut in
+    two between a state and the text after it, its tokens are those of two words.
+    """
 
     model: LanguageModel
     tokenizer: Tokenizer
     config: RunConfig
     device: torch.device
+    path: Path  # the run folder
+
+    def read(self, text: str | Iterable[str], state: TextState | None = None) -> TextState:
+        """The state after a text of any length, or after many pieces of text one after the other."""
+        for piece in [text] if isinstance(text, str) else text:
+            ids = self._encode(piece)
+            if state is None and len(ids):
+                state = begin(self.model, ids)
+            elif state is not None:
+                state = read(self.model, ids, state)
+        return self._at_line_start() if state is None else state
+
+    def score(self, text: str, state: TextState | None = None) -> TextScore:
+        """The nats of every token of a text."""
+        ids = self._encode(text).tolist()
+        nats, after = nats_of(self.model, ids, self._at_line_start() if state is None else state)
+        pieces = self.tokenizer.pieces()
+        size = len(text.encode("utf-8", "surrogateescape"))
+        return TextScore(tuple(ids), tuple(pieces[token] for token in ids), tuple(nats), size, after)
+
+    def hidden(self, text: str, state: TextState | None = None) -> Tensor:
+        """The hidden state at every token, [T, D]: what the head predicts the next token from."""
+        found = [hidden_TD for hidden_TD, _ in blocks(self.model, self._encode(text), state)]
+        return torch.cat(found or [self._at_line_start().hidden_D[None][:0]])
+
+    def spans(self) -> Tensor | None:
+        """How many tokens each head looks back, [layers, heads]; None if the model has no learned spans."""
+        return self.model.diagnostics().get("spans_LH")
 
     def generate(
         self,
@@ -36,9 +110,20 @@ class LoadedModel:
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int | None = None,
-    ) -> str:
-        """How the text might go on after `prompt`; the prompt itself is not repeated."""
-        return "".join(self.stream(prompt, tokens, temperature, top_k, top_p, seed))
+        state: TextState | None = None,
+    ) -> GeneratedText:
+        """How the text might go on after `state` and `prompt`; the prompt itself is not repeated.
+
+        What comes back is a string; its `state` is the one after it.
+        """
+        check_sampling(tokens, temperature, top_k, top_p)
+        start, ids = self._start(prompt, state), list[int]()
+        pieces = self._continue(start, ids, tokens, temperature, top_k, top_p, _generator(seed))
+        text = GeneratedText("".join(pieces))
+        # What was written token by token is read the same way, unless the model reads blocks alike.
+        length = None if self.model.block_invariant else 1
+        text._make_state = lambda: read(self.model, ids, start, length)
+        return text
 
     def stream(
         self,
@@ -48,37 +133,57 @@ class LoadedModel:
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int | None = None,
+        state: TextState | None = None,
     ) -> Iterator[str]:
-        """The same text piece by piece, each as soon as its characters are complete.
-
-        Without a prompt the model starts as if at the beginning of a line.
-        """
-        prompt_ids = self._prompt_ids(prompt)
+        """The same text piece by piece, each as soon as its characters are complete."""
+        check_sampling(tokens, temperature, top_k, top_p)
         generator = _generator(seed)
+        yield from self._continue(
+            self._start(prompt, state), [], tokens, temperature, top_k, top_p, generator
+        )
+
+    def _continue(
+        self,
+        start: TextState,
+        ids: list[int],
+        tokens: int,
+        temperature: float,
+        top_k: int | None,
+        top_p: float | None,
+        generator: torch.Generator,
+    ) -> Iterator[str]:
+        """Text after `start`, whose tokens are added to `ids`."""
         text = self.tokenizer.stream()
-        for token in prompt_ids:  # what follows depends on it: a blank between two words, half a character
+        for token in start.tail:  # what follows depends on it: a blank between two words, half a character
             text.push(token)
-        for token in generate(
+        for token in generate_from(
             self.model,
-            prompt_ids,
+            start,
             tokens=tokens,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             generator=generator,
         ):
+            ids.append(token)
             yield text.push(token)
         yield text.flush()
 
-    def _prompt_ids(self, prompt: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(prompt).tolist() if prompt else []
-        if ids:
-            return ids
+    def _start(self, prompt: str, state: TextState | None) -> TextState:
+        ids = self._encode(prompt)
+        if state is not None:
+            return read(self.model, ids, state)
+        return begin(self.model, ids) if len(ids) else self._at_line_start()
+
+    def _encode(self, text: str) -> npt.NDArray[np.int64]:
+        return self.tokenizer.encode(text).astype(np.int64) if text else np.empty(0, dtype=np.int64)
+
+    def _at_line_start(self) -> TextState:
         try:
-            ids = self.tokenizer.encode("\n").tolist()
+            ids = self._encode("\n")
         except UserError:  # a vocabulary without line ends
-            ids = []
-        return ids or [0]
+            ids = self._encode("")
+        return begin(self.model, ids if len(ids) else [0])
 
 
 def _generator(seed: int | None) -> torch.Generator:
@@ -93,16 +198,19 @@ def _generator(seed: int | None) -> torch.Generator:
 
 
 def load(
-    run: str | Path,
+    run: str | os.PathLike[str],
     which: Literal["best", "last"] = "best",
     device: str = "auto",
     overrides: Mapping[str, str | int | float | bool] | None = None,
+    plugins: Iterable[str] = (),
 ) -> LoadedModel:
     """The model of a run folder, ready to evaluate and generate.
 
     `overrides` change options of the run by their dotted names, such as `{"model.span.memory": "full"}`.
+    `plugins` are modules to import first, besides those that the run's configuration names.
     """
     folder = RunFolder.open(Path(run))
+    load_plugins(plugins)
     config = _overridden(folder.config, overrides or {})
     tokenizer = folder.tokenizer()
     path = _checkpoint(folder, which)
@@ -111,7 +219,7 @@ def load(
     check_weights(model, weights, path)
     model.load_state_dict(weights)
     target = pick_device(device)
-    return LoadedModel(model.to(target).eval(), tokenizer, config, target)
+    return LoadedModel(model.to(target).eval(), tokenizer, config, target, folder.path)
 
 
 def _checkpoint(folder: RunFolder, which: Literal["best", "last"]) -> Path:
@@ -130,6 +238,5 @@ def _checkpoint(folder: RunFolder, which: Literal["best", "last"]) -> Path:
 
 def _overridden(config: RunConfig, overrides: Mapping[str, str | int | float | bool]) -> RunConfig:
     table = schema.write(config)
-    for name, value in overrides.items():
-        schema.override(table, name, value if isinstance(value, str) else json.dumps(value))
+    override_all(table, overrides)
     return schema.read(RunConfig, table)

@@ -1,4 +1,4 @@
-"""What every model must do, whatever it is made of. A new architecture joins by a line in VARIANTS."""
+"""Every model keeps the rules of `longspan.testing`. A new architecture joins by a line in VARIANTS."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ from longspan.config import (
     VocabularyConfig,
 )
 from longspan.config.transformer_xl import XLVocabularyConfig
-from longspan.models import ARCHITECTURES, LanguageModel, Supernet, build_run
+from longspan.models import LanguageModel, Supernet, build_run
+from longspan.registry import ARCHITECTURES
 from longspan.state import State
+from longspan.testing import RULES, check_model
+from longspan.testing.probe import Probe
+from longspan.testing.reading import blocks_alike, rows_commute
 
 VOCABULARY = 11
 SMALL = AdaptiveSpanConfig(
@@ -212,192 +216,43 @@ def assert_close(one: State, other: State) -> None:
 
 
 def test_every_architecture_is_held_to_the_contract():
-    assert {config.architecture for config in VARIANTS.values()} == ARCHITECTURES.keys()
+    assert {ARCHITECTURES.name_of(type(config)) for config in VARIANTS.values()} == ARCHITECTURES.keys()
 
 
-def test_shapes_and_probabilities(model):
-    tokens = random_tokens(3, 5)
-    hidden, state = model(tokens, model.initial_state(3))
-    log_probs, _ = model.log_probs(tokens, model.initial_state(3))
-    assert hidden.shape[:2] == (3, 5)
-    assert log_probs.shape == (3, 5, VOCABULARY)
-    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(3, 5), rtol=1e-5, atol=1e-5)
-    nll = model.head.nll(hidden, tokens)
-    assert nll.dtype == torch.float32
-    torch.testing.assert_close(nll, -log_probs.gather(-1, tokens[..., None])[..., 0].float())
-    assert all(leaf.shape[0] == 3 for leaf in state.flatten().values())
-
-
-def test_the_state_that_goes_in_is_not_changed(model):
-    state = warm_state(model, 2)
-    before = snapshot(state)
-    model(random_tokens(2, 5), state)
-    assert equal(state, before)
-
-
-def test_nothing_is_hidden_in_the_model(model):
-    """The same tokens and state give the same answer, whatever the model read in between."""
-    tokens, state = random_tokens(2, 5), warm_state(model, 2)
-    first, after = model(tokens, state)
-    model(random_tokens(4, 9), model.initial_state(4))
-    second, again = model(tokens, state)
-    assert torch.equal(first, second)
-    assert equal(after, again)
-
-
-def test_the_state_matters(model):
-    tokens = random_tokens(2, 5)
-    fresh, _ = model(tokens, model.initial_state(2))
-    warm, _ = model(tokens, warm_state(model, 2))
-    assert not torch.allclose(fresh, warm)
-
-
-def test_detach_cuts_gradients(model):
-    model.train()
-    tokens = random_tokens(2, 5)
-    _, state = model(tokens, model.initial_state(2))
-    cut = state.detach()
-    assert any(leaf.requires_grad for leaf in state.flatten().values())
-    assert not any(leaf.requires_grad for leaf in cut.flatten().values())
-    hidden, _ = model(tokens, cut)
-    model.head.nll(hidden, tokens).sum().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
-
-
-@pytest.mark.parametrize("block", [2, 40])  # shorter and longer than memories
-def test_gradients_may_go_back_through_the_state(model, block):
-    model.train()
-    tokens = random_tokens(2, block)
-    _, state = model(tokens, model.initial_state(2))
-    _, state = model(tokens, state)
-    hidden, _ = model(tokens, state)
-    model.head.nll(hidden, tokens).sum().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
-
-
-def test_what_was_read_under_autocast_is_remembered_without(model):
-    first, then = random_tokens(2, 5), random_tokens(2, 4)
-    with torch.no_grad():
-        with torch.autocast("cpu", torch.bfloat16):
-            _, rounded = model(first, model.initial_state(2))
-        _, state = model(first, model.initial_state(2))
-        found, expected = (model(then, carried)[0] for carried in (rounded, state))
-    assert found.dtype == expected.dtype
-    assert (found - expected).norm() < 0.1 * expected.norm()
-
-
-def test_weights_may_be_given_from_outside(model):
-    tokens = random_tokens(2, 4)
-    weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    with torch.no_grad():
-        given, _ = torch.func.functional_call(model, weights, (tokens, model.initial_state(2)))
-        torch.testing.assert_close(given, model(tokens, model.initial_state(2))[0])
+@pytest.mark.parametrize("rule", RULES)
+def test_the_contract(model, rule):
+    check_model(model, [rule])
 
 
 @settings(max_examples=12, deadline=None)
 @given(variant=st.sampled_from(sorted(NAMES)), rows=st.lists(st.integers(0, 3), min_size=1, max_size=5))
 def test_select_commutes_with_forward(variant, rows):
-    model, tokens = make(variant), random_tokens(4, 6)
-    state = warm_state(model, 4)
-    with torch.no_grad():
-        hidden, after = model(tokens, state)
-        picked, picked_after = model(tokens[rows], state.select(rows))
-    torch.testing.assert_close(picked, hidden[rows])
-    assert_close(picked_after, after.select(rows))
-
-
-def test_neighbours_never_leak(model):
-    tokens, state = random_tokens(3, 6), warm_state(model, 3)
-    other = tokens.clone()
-    other[[0, 2]] = (other[[0, 2]] + 1) % VOCABULARY
-    with torch.no_grad():
-        hidden, _ = model(tokens, state)
-        changed, _ = model(other, state.reset([0, 2]))
-    torch.testing.assert_close(changed[1], hidden[1], rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(changed[0], hidden[0])
-
-
-def test_the_future_never_leaks(model):
-    tokens, state = random_tokens(2, 8), warm_state(model, 2)
-    other = tokens.clone()
-    other[:, 5:] = (other[:, 5:] + 1) % VOCABULARY
-    with torch.no_grad():
-        hidden, _ = model(tokens, state)
-        changed, _ = model(other, state)
-    torch.testing.assert_close(changed[:, :5], hidden[:, :5], rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(changed[:, 5:], hidden[:, 5:])
-
-
-@pytest.mark.parametrize("decoding", [False, True])
-def test_reset_rows_begin_a_new_text(model, decoding):
-    tokens, state = random_tokens(3, 5), warm_state(model, 3)
-    if decoding:
-        state = model.decoding_state(state)
-    with torch.no_grad():
-        expected, _ = model(tokens[1:2], model.initial_state(1))
-        found, _ = model(tokens, state.reset([1]))
-    torch.testing.assert_close(found[1:2], expected, rtol=1e-9, atol=1e-11)
+    rows_commute(Probe(make(variant)), [rows])
 
 
 @settings(max_examples=15, deadline=None)
 @given(
     variant=st.sampled_from(sorted(NAMES)),
     cuts=st.lists(st.integers(1, 15), min_size=1, max_size=5).filter(lambda cuts: sum(cuts) <= 24),
-    decoding=st.booleans(),
 )
-def test_however_the_text_is_cut(variant, cuts, decoding):
+def test_however_the_text_is_cut(variant, cuts):
     """Token by token equals one block equals many blocks, where the model says so."""
     model = make(variant)
     assume(model.block_invariant)
-    tokens = random_tokens(2, sum(cuts))
-    with torch.no_grad():
-        whole, _ = model(tokens, model.initial_state(2))
-        state = model.initial_state(2)
-        if decoding:
-            state = model.decoding_state(state)
-        pieces = []
-        for piece in tokens.split(cuts, dim=1):
-            hidden, state = model(piece, state)
-            pieces.append(hidden)
-    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-8, atol=1e-9)
+    blocks_alike(Probe(model), [cuts])
 
 
-def test_decoding_state_continues_the_same_text(model):
-    state = warm_state(model, 2)
-    decoding = model.decoding_state(state)
-    with torch.no_grad():
-        for token in random_tokens(2, 6).split(1, dim=1):
-            expected, state = model(token, state)
-            found, decoding = model(token, decoding)
-            torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
-
-
-def test_flat_form_has_names_and_comes_back(model):
-    state = warm_state(model, 2)
-    flat = state.flatten()
+def test_the_state_has_names(model):
+    flat = warm_state(model, 2).flatten()
     assert flat
     assert all(name.startswith(("blocks.", "ngrams.")) for name in flat)
-    back = State.unflatten(flat)
-    assert equal(back, state)
-    tokens = random_tokens(2, 5)
-    assert torch.equal(model(tokens, back)[0], model(tokens, state)[0])
 
 
-def test_hooks(model):
-    penalties, diagnostics = model.penalties(), model.diagnostics()
-    assert all(value.dim() == 0 and torch.isfinite(value) for value in penalties.values())
-    assert all(torch.isfinite(value).all() for value in diagnostics.values())
-    before = snapshot(model.initial_state(1))
-    model.after_update()
-    assert equal(model.initial_state(1), before)
-
-
-def test_every_weight_is_stored_once(model):
+def test_what_is_not_stored_is_set_before_every_step(model):
     stored = model.state_dict()
     everything = dict(model.named_parameters()).keys() | dict(model.named_buffers()).keys()
     set_before_every_step = {"ngrams.silence", "blocks.0.output_dropout.probability"}
     assert everything - stored.keys() <= set_before_every_step
-    assert len({weight.data_ptr() for weight in stored.values()}) == len(stored)
 
 
 @pytest.mark.parametrize("variant", NAMES)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from longspan import generation
+from longspan import generation, reading
 from longspan.errors import UserError
 from longspan.generation import generate, sample, sampling_distribution
 from longspan.models import LanguageModel, Stack
@@ -128,7 +128,7 @@ def test_carried_state_says_what_reading_everything_again_would_say() -> None:
 def test_a_prompt_longer_than_a_block(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     model = tiny_model(20)
     expected = greedy_from_scratch(model, PROMPT, 12)
-    monkeypatch.setattr(generation, "PROMPT_BLOCK", block)
+    monkeypatch.setattr(reading, "READ_BLOCK", block)
     assert list(generate(model, torch.tensor(PROMPT), tokens=12, temperature=0)) == expected
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from longspan.cli.console import say
 from longspan.cli.figures import lost_text, perplexity
 from longspan.cli.overrides import split_overrides
+from longspan.cli.plugin_option import add_plugin_option
 from longspan.errors import UserError
 from longspan.progress import every_tenth
 
@@ -43,6 +44,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--block-length", metavar="N", help="tokens per block (default: as in training)")
     parser.add_argument("--max-tokens", metavar="N", help="score only the first N tokens")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: auto)")
+    add_plugin_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(
         run=run, accepts_overrides=True, smaller="give a smaller --batch-size or --block-length"
@@ -60,13 +62,14 @@ def run(args: argparse.Namespace) -> None:
     lm = load(args.folder, args.checkpoint, args.device, overrides)
     corpus = args.data or lm.config.data.corpus
     if not corpus:
-        raise UserError(f"{args.folder} was imported without a corpus: give the text with --data")
+        raise UserError(f"{args.folder} has no corpus of its own: give the text with --data")
     if not args.data and args.split in HELD_OUT and has_changed(RunFolder.open(Path(args.folder)), say):
         say(
             f"longspan: the text of {corpus} has changed since the run began: "
             f"its {args.split} split may contain text that the model was trained on"
         )
-    with held_out(corpus, args.split, lm.tokenizer, say) as token_file, _progress() as progress:
+    token_file = held_out(corpus, args.split, lm.tokenizer, lm.config.data.tokenizer, say)
+    with _progress() as progress:
         score = evaluate(
             lm.model,
             token_file,

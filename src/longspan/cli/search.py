@@ -24,13 +24,14 @@ def register(subparsers: Any) -> None:
         "search",
         help="search the pattern of a model's blocks",
         usage="longspan search [RECIPE] [--data CORPUS] [--name NAME] [--out RUN] [--top N] "
-        "[--OPTION VALUE ...]\n       longspan search --resume RUN [--top N]",
-        description="Train a supernet whose blocks learn their kind: attention, long attention, feed-\n"
-        "forward or identity. Print the pattern that was found. Write a picture of the probabilities, an\n"
-        "animation of their history, and the recipe found.toml, which 'longspan train' trains from scratch.",
-        epilog="\n".join(["options of a recipe:", *option_lines()]),
+        "[--plugin MODULE]\n                       [--OPTION VALUE ...]\n"
+        "       longspan search --resume RUN [--top N] [--plugin MODULE]",
+        description="Train a model whose blocks learn what to be: attention, near or far, feed-forward or\n"
+        "nothing. Print the pattern they have chosen; write a picture of the choice, an animation of how it\n"
+        "came about, and the recipe found.toml, which 'longspan train' trains from scratch.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.more_help = lambda: "\n".join(["options of a recipe:", *option_lines()])
     add_options(parser, default=DEFAULT)
     parser.add_argument(
         "--top", type=int, default=1, metavar="N", help="show the N most likely patterns (default: 1)"

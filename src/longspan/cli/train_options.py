@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from longspan import recipes
 from longspan.cli.overrides import changed, split_overrides
+from longspan.cli.plugin_option import add_plugin_option
 from longspan.config import RunConfig
 from longspan.config.reference import documented
 from longspan.config.schema import override
 from longspan.errors import UserError
+from longspan.files import free_folder
 
 
 def add_options(parser: argparse.ArgumentParser, default: str) -> None:
@@ -28,7 +30,8 @@ def add_options(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--data", metavar="CORPUS", help="a named corpus, a text file or a folder")
     parser.add_argument("--name", help="name of the run (default: that of --out, else the recipe's)")
     parser.add_argument("--out", metavar="RUN", help="the new run folder (default: runs/ and the name)")
-    parser.add_argument("--resume", metavar="RUN", help="continue a run that was stopped")
+    parser.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped")
+    add_plugin_option(parser)
     parser.set_defaults(
         accepts_overrides=True,
         default_recipe=default,
@@ -60,7 +63,7 @@ def wanted(args: argparse.Namespace) -> tuple[RunConfig | None, Path]:
             raise UserError(f"{option} is empty: give it a value or leave it out")
     if args.resume is None:
         config = _configuration(args)
-        return config, Path(args.out) if args.out else _free_folder(Path("runs") / config.name)
+        return config, Path(args.out) if args.out else free_folder(Path("runs") / config.name)
     if args.recipe or args.data or args.name or args.out or args.overrides:
         raise UserError("--resume uses the settings of the run: leave out all other options")
     return None, Path(args.resume)
@@ -70,6 +73,7 @@ def _configuration(args: argparse.Namespace) -> RunConfig:
     if args.recipe and args.recipe not in recipes.names() and _is_text(Path(args.recipe)):
         raise UserError(f"{args.recipe} is not a recipe: to train on it, use --data {quote(args.recipe)}")
     table = recipes.load(args.recipe or args.default_recipe)
+    _add_plugins(table, args.plugin)
     if args.data is not None:
         override(table, "data.corpus", args.data)
     if args.name is not None:
@@ -79,10 +83,12 @@ def _configuration(args: argparse.Namespace) -> RunConfig:
     return changed(table, split_overrides(args.overrides), args.recipe or args.default_recipe)
 
 
+def _add_plugins(table: dict[str, Any], plugins: Sequence[str]) -> None:
+    """The run remembers what it was started with, so that it can be resumed and used without naming it."""
+    named = table.get("plugins", [])
+    if plugins and isinstance(named, list):
+        table["plugins"] = list(dict.fromkeys([*named, *plugins]))
+
+
 def _is_text(path: Path) -> bool:
     return path.exists() and path.suffix != ".toml"
-
-
-def _free_folder(wanted: Path) -> Path:
-    numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
-    return next(path for path in itertools.chain([wanted], numbered) if not path.exists())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from longspan.config.pattern import check_pattern
+from longspan.config.pattern import check_pattern, letters
 from longspan.config.schema import option
 
 COLDEST, HOTTEST = 1e-6, 1e6  # outside this range float32 cannot anneal between them
@@ -19,8 +19,7 @@ class SearchConfig:
     num_blocks: int = option(6, help="blocks of the stack; each ends as one of the candidates")
     candidates: str = option(
         "sfi",
-        help="the kinds of blocks to choose from, each at most once: s attention, l long attention, "
-        "f feed-forward, i identity",
+        help=lambda: f"what a block can become: {letters('slfi')}, each at most once",
     )
     sampling: Literal["soft", "straight-through"] = option(
         "soft",

@@ -1,6 +1,8 @@
 """Named corpora, tokenizers, token files, lanes and segments."""
 
-from longspan.data.lanes import LanePosition, Lanes, TokenBlock, check_fits
+from longspan.data.corpus import Corpus
+from longspan.data.given import GivenTokens, TokenArray, given_tokens, token_array
+from longspan.data.lanes import BlockSource, LanePosition, Lanes, TokenBlock, check_fits
 from longspan.data.preparation import TokenizedCorpus, prepare
 from longspan.data.segments import Segments
 from longspan.data.statistics import count_tokens, order_0_entropy
@@ -8,9 +10,13 @@ from longspan.data.token_file import TokenFile
 from longspan.data.tokenizers import Tokenizer, TokenStream, load_tokenizer
 
 __all__ = [
+    "BlockSource",
+    "Corpus",
+    "GivenTokens",
     "LanePosition",
     "Lanes",
     "Segments",
+    "TokenArray",
     "TokenBlock",
     "TokenFile",
     "TokenStream",
@@ -18,7 +24,9 @@ __all__ = [
     "Tokenizer",
     "check_fits",
     "count_tokens",
+    "given_tokens",
     "load_tokenizer",
     "order_0_entropy",
     "prepare",
+    "token_array",
 ]

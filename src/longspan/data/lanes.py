@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,12 @@ class TokenBlock:
     targets_BT: Tensor
     begins: bool  # the block has no context: reset the carried state first
     position: LanePosition  # where the next block is
+
+
+class BlockSource(Protocol):
+    """What gives the blocks of a run: it is told a position and returns the block there, or nothing."""
+
+    def next(self, position: LanePosition) -> TokenBlock | None: ...
 
 
 class Lanes:

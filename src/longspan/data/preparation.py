@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quie
         if corpus.size(split) == 0:
             raise UserError(f"the {split} split of {corpus.name} is empty: all three splits need text")
     identity = fingerprint(corpus, config)
-    folder = home() / "tokens" / f"{corpus.name[:40]}-{identity}"
+    folder = _folder(corpus, identity)
     found = _open(folder)
     if found is not None:
         return found
@@ -67,6 +68,58 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quie
     written = _open(folder)
     assert written is not None
     return written
+
+
+def split_tokens(
+    corpus: Corpus, split: str, tokenizer: Tokenizer, config: TokenizerConfig, progress: Progress = _quiet
+) -> TokenFile:
+    """One split in the tokens of a tokenizer that exists already: found if it was made before, else made now.
+
+    `config` are the settings that the tokenizer was made with: where it is the one that `tokenize` made of
+    this corpus, the token files of the training are used.
+    """
+    wanted = _files_of(tokenizer)
+    prepared = _open(_folder(corpus, fingerprint(corpus, config)))
+    if prepared is not None and _files_of(prepared.tokenizer) == wanted:
+        return prepared.splits[split]
+    identity = _digest([_VERSION, _content(corpus)[split], corpus.form, wanted])
+    folder = _folder(corpus, f"{split}-{identity}")
+    found = _open_split(folder, split)
+    if found is not None:
+        return found
+    shutil.rmtree(folder, ignore_errors=True)  # incomplete, if it is there
+    progress(f"preparing {corpus.name}: {split}, {corpus.size(split) / 1e6:.1f} MB, {tokenizer.kind} tokens")
+    with whole_folder(folder, first_wins=True) as partial:
+        token_file = write_token_file(partial / f"{split}.tokens", tokenizer, corpus.read(split))
+        (partial / _FACTS).write_text(json.dumps(token_file.facts()) + "\n", encoding="utf-8")
+    written = _open_split(folder, split)
+    if written is None:
+        raise UserError(f"the {split} split of {corpus.name} has no tokens: it needs more than blanks")
+    return written
+
+
+def _open_split(folder: Path, split: str) -> TokenFile | None:
+    try:
+        facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+        token_file = TokenFile(path=folder / f"{split}.tokens", **facts)
+    except (OSError, ValueError, TypeError):
+        return None
+    return token_file if token_file.is_complete() else None
+
+
+def _files_of(tokenizer: Tokenizer) -> dict[str, str]:
+    """What a tokenizer saves, as hashes: two that save the same make the same tokens."""
+    with tempfile.TemporaryDirectory(prefix="longspan-") as folder:
+        tokenizer.save(Path(folder))
+        return {
+            str(path.relative_to(folder)): hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+            for path in sorted(Path(folder).rglob("*"))
+            if path.is_file()
+        }
+
+
+def _folder(corpus: Corpus, identity: str) -> Path:
+    return home() / "tokens" / f"{corpus.name[:40]}-{identity}"
 
 
 def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, identity: str, progress: Progress) -> None:

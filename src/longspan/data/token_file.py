@@ -62,7 +62,7 @@ class TokenFile:
 def write_token_file(path: Path, tokenizer: Tokenizer, chunks: Iterable[bytes]) -> TokenFile:
     """Tokenize a stream of raw text into `path`, chunk by chunk."""
     dtype = id_type(tokenizer.vocabulary_size)
-    raw = _Counted(chunks)
+    raw = Counted(chunks)
     num_tokens = crc = 0
     with path.open("xb") as file:
         for ids in tokenizer.encode_split(raw):
@@ -73,8 +73,8 @@ def write_token_file(path: Path, tokenizer: Tokenizer, chunks: Iterable[bytes]) 
     return TokenFile(path, dtype.name, num_tokens, raw.num_bytes, raw.num_characters, raw.num_words, crc)
 
 
-class _Counted:
-    """A stream of bytes that counts what passed."""
+class Counted:
+    """A stream of bytes that knows how much of it has passed."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = chunks

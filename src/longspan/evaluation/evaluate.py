@@ -16,13 +16,13 @@ from longspan.evaluation.score import Score
 
 if TYPE_CHECKING:
     from longspan.config import EvaluationConfig
-    from longspan.data import TokenFile, Tokenizer
+    from longspan.data import TokenArray, TokenFile, Tokenizer
     from longspan.models.interface import LanguageModel
 
 
 def evaluate(
     model: LanguageModel,
-    token_file: TokenFile,
+    token_file: TokenFile | TokenArray,
     *,
     tokenizer: Tokenizer,
     config: EvaluationConfig,

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 
+from longspan.config import TokenizerConfig
 from longspan.data import TokenFile, Tokenizer, corpora
 from longspan.data.corpus import SPLITS
-from longspan.data.preparation import fingerprint
-from longspan.data.token_file import write_token_file
+from longspan.data.preparation import fingerprint, split_tokens
 from longspan.errors import UserError, nearest
 from longspan.runs import RunFolder
 
 
-@contextmanager
 def held_out(
-    corpus: str, split: str, tokenizer: Tokenizer, progress: Callable[[str], None]
-) -> Iterator[TokenFile]:
-    """The tokens of one split, inside a `with` block.
+    corpus: str,
+    split: str,
+    tokenizer: Tokenizer,
+    settings: TokenizerConfig,
+    progress: Callable[[str], None],
+) -> TokenFile:
+    """The tokens of one split, made once by the tokenizer that the model was trained with.
 
-    The text is tokenized with the model's own tokenizer: the corpus may be another one or may have changed,
-    and a vocabulary learned from it now would not be the model's.
+    Where the corpus is the one of the training, its token files are used. It may be another one, or may have
+    changed since, and a vocabulary learned from it now would not be the model's. `settings` are those of the
+    tokenizer.
     """
     if split not in SPLITS:
         raise UserError(f"there is no split '{split}'{nearest(split, SPLITS)} (one of {', '.join(SPLITS)})")
-    text = corpora.find(corpus, progress)
-    with tempfile.TemporaryDirectory(prefix="longspan-") as folder:
-        yield write_token_file(Path(folder) / f"{split}.tokens", tokenizer, text.read(split))
+    return split_tokens(corpora.find(corpus, progress), split, tokenizer, settings, progress)
 
 
 def has_changed(run: RunFolder, progress: Callable[[str], None]) -> bool:

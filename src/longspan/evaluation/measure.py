@@ -20,7 +20,7 @@ import numpy as np
 from longspan.data import count_tokens
 
 if TYPE_CHECKING:
-    from longspan.data import TokenFile, Tokenizer
+    from longspan.data import TokenArray, TokenFile, Tokenizer
     from longspan.evaluation.protocols import Walk
 
 _INSIDE_CHARACTERS = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
@@ -29,15 +29,17 @@ _BLANKS = string.whitespace.encode()
 
 @dataclass(frozen=True)
 class Extent:
-    """An amount of raw text."""
+    """An amount of raw text; None where tokens are all that is known."""
 
-    bytes: int
-    characters: int
-    words: int
+    bytes: int | None
+    characters: int | None
+    words: int | None
 
 
-def scored_text(token_file: TokenFile, tokenizer: Tokenizer, walk: Walk) -> Extent:
-    """The raw text of the scored tokens of `walk`; words are counted in proportion to blanks."""
+def scored_text(token_file: TokenFile | TokenArray, tokenizer: Tokenizer, walk: Walk) -> Extent:
+    """The raw text that the scored tokens of `walk` stand for; words are shared out by blanks."""
+    if token_file.num_bytes is None:
+        return Extent(None, None, None)
     pieces = tokenizer.pieces()
     every_V = count_tokens(token_file.tokens, len(pieces))
     scored_V = np.zeros_like(every_V)
@@ -57,18 +59,20 @@ def scored_text(token_file: TokenFile, tokenizer: Tokenizer, walk: Walk) -> Exte
     )
 
 
-def scored_unknown(token_file: TokenFile, tokenizer: Tokenizer, walk: Walk) -> int:
+def scored_unknown(token_file: TokenFile | TokenArray, tokenizer: Tokenizer, walk: Walk) -> int:
     """How many of the scored tokens are the vocabulary's `<unk>`."""
     if tokenizer.unknown_id is None:
         return 0
     return sum(int(np.count_nonzero(tokens == tokenizer.unknown_id)) for tokens in _scored(token_file, walk))
 
 
-def _scored(token_file: TokenFile, walk: Walk) -> Iterator[np.ndarray]:
+def _scored(token_file: TokenFile | TokenArray, walk: Walk) -> Iterator[np.ndarray]:
     for lane in walk.lanes:
         first = lane.start + 1
         yield token_file.tokens[first : first + lane.length]
 
 
-def _share(amount: int, part: int, whole: int) -> int:
+def _share(amount: int | None, part: int, whole: int) -> int | None:
+    if amount is None:
+        return None
     return round(amount * part / whole) if whole else 0

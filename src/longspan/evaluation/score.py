@@ -11,20 +11,22 @@ from typing import Any
 class Score:
     """Nats over the scored tokens, and the denominators that turn them into the usual figures.
 
-    `bytes`, `characters` and `words` measure the raw text of the scored tokens. Words are separated by
-    whitespace, and the end of a line is a word too. Scores over them can be compared across tokenizers that
-    lose nothing. If text is lost, by lower case or as `unknown` tokens (`<unk>`), they are too low: the text
-    counts, but the model does not have to predict it.
-    `divisor` is what the protocol divides by: the number of scored tokens, except for `sha-rnn`.
-    A value beyond the range of floats is infinite.
+    `bytes`, `characters` and `words` measure the raw text that the scored tokens stand for; a word is what
+    whitespace separates, and so is the end of a line. Figures over them can be compared across tokenizers
+    that lose nothing. Where text is lost, in lower case or in the `unknown` tokens that are `<unk>`, they
+    come out too low: the text counts, but the model does not have to tell it.
+    Where a model was given tokens and nobody knows their text they are None, and so are the figures over them
+    not numbers (nan); `figures` leaves them out.
+    `divisor` is what the protocol divides by: the number of tokens scored, except under `sha-rnn`.
+    A figure beyond the range of numbers is infinite.
     """
 
     nats: float
     tokens: int
     divisor: int
-    bytes: int
-    characters: int
-    words: int
+    bytes: int | None
+    characters: int | None
+    words: int | None
     unknown: int
     skipped: int
     skipped_because: str
@@ -63,7 +65,7 @@ class Score:
         return _per(self.nats / math.log(2), self.characters)
 
     def figures(self) -> dict[str, Any]:
-        """Everything as JSON: the finite scores, then the fields."""
+        """All that is known, as JSON can say it: the finite figures, then what they were made from."""
         derived = {
             "bits_per_byte": self.bits_per_byte,
             "bits_per_character": self.bits_per_character,
@@ -72,7 +74,8 @@ class Score:
             "perplexity_per_word": self.perplexity_per_word,
             "loss": self.loss,
         }
-        return {name: value for name, value in derived.items() if math.isfinite(value)} | asdict(self)
+        known = {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: value for name, value in derived.items() if math.isfinite(value)} | known
 
 
 def _exp(value: float) -> float:
@@ -82,6 +85,8 @@ def _exp(value: float) -> float:
         return math.inf
 
 
-def _per(amount: float, count: int) -> float:
-    """Infinite if the text is too short to have one."""
+def _per(amount: float, count: int | None) -> float:
+    """Infinite where a text is too short to hold one word, not a number where nobody knows the text."""
+    if count is None:
+        return math.nan
     return amount / count if count else math.inf

@@ -1,6 +1,6 @@
 """Training: from a configuration to a run folder."""
 
-from longspan.training.errors import Diverged, Interrupted
+from longspan.training.errors import Diverged, Interrupted, Stopped
 from longspan.training.reporter import PlainReporter, Reporter, reporter_for_stdout
 from longspan.training.run import is_finished, resume, train
 from longspan.training.strategy import Strategy
@@ -10,6 +10,7 @@ __all__ = [
     "Interrupted",
     "PlainReporter",
     "Reporter",
+    "Stopped",
     "Strategy",
     "is_finished",
     "reporter_for_stdout",

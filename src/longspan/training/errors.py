@@ -1,4 +1,4 @@
-"""The two ways in which training ends before it is done."""
+"""The ways in which training ends before it is done."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from longspan.errors import UserError
 
 class Diverged(UserError):
     """The loss or the weights are no longer numbers."""
+
+
+class Stopped(Exception):
+    """The callback asked to stop; everything is saved."""
 
 
 class Interrupted(Exception):

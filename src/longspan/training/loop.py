@@ -8,17 +8,15 @@ alone: so a run that was stopped anywhere goes on as if it had not been.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
-import numpy.typing as npt
-
 from longspan.config import StageConfig, TrainingConfig
-from longspan.data import Lanes, Segments, TokenBlock, TokenizedCorpus
+from longspan.data import BlockSource, GivenTokens, Lanes, Segments, TokenBlock, TokenizedCorpus
 from longspan.evaluation import Score, evaluate
 from longspan.models import LanguageModel
-from longspan.optim import fraction
+from longspan.optim import fraction, undeclared_notice
 from longspan.runs import Checkpoint, RunFolder, checkpoint
 from longspan.runs.resume_checks import settled
 from longspan.training import train_state
@@ -26,8 +24,8 @@ from longspan.training.averaging import Average
 from longspan.training.clock import Clock
 from longspan.training.compile_warmup import warm_up_compilation
 from longspan.training.divergence import DivergenceCheck
-from longspan.training.errors import Interrupted
-from longspan.training.formatting import duration, readable
+from longspan.training.errors import Interrupted, Stopped
+from longspan.training.formatting import duration, readable, scalars
 from longspan.training.interrupt import Interrupt
 from longspan.training.loss_meter import LossMeter
 from longspan.training.prefetch import Prefetcher
@@ -44,18 +42,25 @@ class Loop:
     def __init__(
         self,
         folder: RunFolder,
-        corpus: TokenizedCorpus,
+        corpus: TokenizedCorpus | GivenTokens,
         model: LanguageModel,
         reporter: Reporter,
         resume_from: Checkpoint | None = None,
         strategy: type[Strategy] = Strategy,
+        callback: Callable[[dict[str, Any]], object] | None = None,
     ) -> None:
         self._folder, self._corpus, self._model, self._reporter = folder, corpus, model, reporter
         self._config = folder.config
         self._strategy = strategy(model, self._config)
+        self._callback = callback
         training = self._config.training
         self._device = next(model.parameters()).device
-        self._updater = Updater(model, precision=training.precision, micro_batches=training.micro_batches)
+        self._updater = Updater(
+            model,
+            precision=training.precision,
+            micro_batches=training.micro_batches,
+            fallback=self._strategy.fallback,
+        )
         longest = max(map(self._config.block_length, self._config.stage))
         self._blocks = Prefetcher(training.batch_size * longest, self._device)
         self._average = Average(model, training.average) if training.average else None
@@ -90,12 +95,14 @@ class Loop:
         self._unsaved = False
 
     def run(self) -> None:
-        """Train to the end, or raise `Interrupted` with everything saved."""
+        """Train to the end, or raise `Interrupted` or `Stopped` with everything saved."""
+        if (notice := undeclared_notice(self._model, self._config.stage)) is not None:
+            self._reporter.say(notice)
         try:
             with self._interrupt, self._blocks:
                 self._train()
                 self._finish()
-        except Interrupted:
+        except (Interrupted, Stopped):
             if self._unsaved:
                 self._save("last")
             raise
@@ -148,8 +155,9 @@ class Loop:
 
     def _begin_stage(self) -> None:
         self._strategy.begin_stage(self._stage)
-        tokens, block_length = self._corpus.splits["train"].tokens, self._config.block_length(self._stage)
-        self._blocks.follow(_walk(tokens, self._config.training, block_length))
+        self._blocks.follow(
+            _walk(self._corpus, self._config.training, self._config.block_length(self._stage))
+        )
 
     def _step(self, block: TokenBlock) -> None:
         stage, progress = self._stage, self._progress
@@ -200,35 +208,42 @@ class Loop:
         self._divergence.check_losses(self._losses)  # waits for the device: only now is the time right
         self._count_time()
         progress, losses = self._progress, self._losses
-        train = self._corpus.splits["train"]
         line: dict[str, Any] = {
             "kind": "train",
             "step": progress.step,
             "stage": self._stage.name,
             "loss": losses.loss,
-            # Nobody has counted the bytes of just these tokens: the split's average has to do.
-            "bits_per_byte": losses.loss / math.log(2) * (len(train) / train.num_bytes),
+            **self._per_byte(losses.loss),
             "learning_rate": progress.learning_rate,
             "tokens": progress.tokens,
             "seconds": progress.seconds,
             "tokens_per_second": losses.tokens / losses.seconds,
             **self._strategy.findings(),
         }
-        seen = self._model.diagnostics()
-        if "spans_LH" in seen:
-            spans_LH = seen["spans_LH"]
-            line |= {"span_mean": float(spans_LH.mean()), "span_max": float(spans_LH.max())}
-            self._records.write_spans(progress.step, int(seen["span_limit"]), spans_LH.tolist())
-        if "architecture_BK" in seen:
-            line["temperature"] = float(seen["temperature"])
-            self._records.write_architecture(
-                progress.step, line["temperature"], seen["architecture_BK"].tolist()
-            )
-        self._records.write(line)
-        self._reporter.log(readable(line))
+        seen = scalars(self._model.diagnostics(), taken=line)
+        for name, fields in self._model.records().items():
+            self._records.write_record(name, progress.step, fields)
+        self._records.write(line | seen)
+        self._reporter.log(readable(line, seen))
         self._measure = f"loss {losses.loss:.3f}"
         self._losses = LossMeter()
         self._unsaved = True
+        self._tell(line)
+
+    def _per_byte(self, loss: float) -> dict[str, float]:
+        """The bytes of just these tokens are not counted: the average of the split stands for them.
+
+        Left out where only tokens are known.
+        """
+        train = self._corpus.splits.get("train")
+        if train is None or train.num_bytes is None:
+            return {}
+        return {"bits_per_byte": loss / math.log(2) * (len(train) / train.num_bytes)}
+
+    def _tell(self, line: dict[str, Any]) -> None:
+        """Give the callback a line of metrics; False is its wish to stop."""
+        if self._callback is not None and self._callback(dict(line)) is False:
+            raise Stopped("the callback returned False")
 
     def _evaluate(self) -> None:
         progress = self._progress
@@ -253,6 +268,7 @@ class Loop:
         self._reporter.say(readable(line))
         if best:
             self._save("best")
+        self._tell(line)
 
     def _finish(self) -> None:
         """Score the best weights on all that is held out; the line that says so makes the run finished."""
@@ -265,14 +281,16 @@ class Loop:
             self._save("last")
         best = checkpoint.load(self._folder.checkpoint("best"))
         self._model.load_state_dict(best.below("model"))
-        limit = self._config.evaluation.max_tokens_final
+        limit, held_out = self._config.evaluation.max_tokens_final, self._corpus.splits
         line = {
             "kind": "final",
             "step": progress.best_step,
             "checkpoint": "best",
             **self._strategy.findings(),
         }
-        line |= {split: _figures(*self._judge(split, limit)) for split in ("valid", "test")}
+        line |= {
+            split: _figures(*self._judge(split, limit)) for split in ("valid", "test") if split in held_out
+        }
         self._records.write(line)
         self._records.settle()
 
@@ -284,15 +302,17 @@ class Loop:
             self._interrupt.check()
             self._reporter.status(f"scoring {split}: {done:,} of {total:,} tokens", done / total)
 
-        score = evaluate(
-            self._model,
-            self._corpus.splits[split],
-            tokenizer=self._corpus.tokenizer,
-            config=self._config.evaluation,
-            block_length=self._config.training.block_length,
-            max_tokens=max_tokens,
-            device=self._device,
-            progress=show,
+        score = self._strategy.fallback.run(
+            lambda: evaluate(
+                self._model,
+                self._corpus.splits[split],
+                tokenizer=self._corpus.tokenizer,
+                config=self._config.evaluation,
+                block_length=self._config.training.block_length,
+                max_tokens=max_tokens,
+                device=self._device,
+                progress=show,
+            )
         )
         self._divergence.check_score(score, split, self._progress)
         return score
@@ -324,8 +344,10 @@ class Loop:
         )
 
 
-def _walk(tokens: npt.NDArray[Any], training: TrainingConfig, block_length: int) -> Lanes | Segments:
-    sizes = training.batch_size, block_length
+def _walk(corpus: TokenizedCorpus | GivenTokens, training: TrainingConfig, block_length: int) -> BlockSource:
+    if isinstance(corpus, GivenTokens) and corpus.blocks is not None:
+        return corpus.blocks
+    tokens, sizes = corpus.splits["train"].tokens, (training.batch_size, block_length)
     if training.segment_length is not None:
         return Segments(tokens, *sizes, training.segment_length, at_end=training.at_end, seed=training.seed)
     return Lanes(tokens, *sizes, jitter=training.block_jitter, at_end=training.at_end, seed=training.seed)

@@ -9,7 +9,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from longspan.data import LanePosition, Lanes, Segments, TokenBlock
+from longspan.data import BlockSource, LanePosition, TokenBlock
 
 
 class Prefetcher:
@@ -20,7 +20,7 @@ class Prefetcher:
     the thread is raised where its block is asked for. The thread ends with the `with`.
     """
 
-    _walk: Lanes | Segments
+    _walk: BlockSource
 
     def __init__(self, most_tokens: int, device: torch.device) -> None:
         """`most_tokens` are those of the largest block."""
@@ -37,7 +37,7 @@ class Prefetcher:
     ) -> None:
         self._thread.shutdown(cancel_futures=True)
 
-    def follow(self, walk: Lanes | Segments) -> None:
+    def follow(self, walk: BlockSource) -> None:
         """Go on by another walk: what was foreseen may be cut otherwise there."""
         self._walk, self._foreseen = walk, None
 
@@ -58,7 +58,7 @@ class Prefetcher:
         self._foreseen = position, self._thread.submit(_prepared, self._walk, position, memory)
 
 
-def _prepared(walk: Lanes | Segments, position: LanePosition, memory: Tensor | None) -> TokenBlock | None:
+def _prepared(walk: BlockSource, position: LanePosition, memory: Tensor | None) -> TokenBlock | None:
     block = walk.next(position)
     if block is None or memory is None:
         return block

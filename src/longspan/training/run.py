@@ -2,56 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from longspan.config import RunConfig
-from longspan.data import TokenizedCorpus, check_fits, corpora, prepare, registry
+from longspan.config import RunConfig, TrainingConfig
+from longspan.data import GivenTokens, LanePosition, TokenizedCorpus, check_fits, corpora, prepare
 from longspan.errors import UserError, is_out_of_memory
 from longspan.evaluation.protocols import PROTOCOLS
+from longspan.flops import Shape
 from longspan.models import LanguageModel, build_run
-from longspan.models.flops import Shape, model_flops
 from longspan.runs import Checkpoint, RunFolder, checkpoint, lock, pick_device
+from longspan.runs.auto_options import resolved
 from longspan.runs.check_weights import check_weights
-from longspan.runs.environment import differences, environment
+from longspan.runs.environment import device_name, differences, environment
 from longspan.runs.resume_checks import check_resumable
 from longspan.training.loop import Loop
 from longspan.training.reporter import Reporter
 from longspan.training.run_progress import RunProgress
 from longspan.training.strategy import Strategy
 
+Callback = Callable[[dict[str, Any]], object]
+
 
 def train(
-    config: RunConfig, out: Path, *, reporter: Reporter | None = None, strategy: type[Strategy] = Strategy
+    config: RunConfig,
+    out: Path,
+    *,
+    given: GivenTokens | None = None,
+    reporter: Reporter | None = None,
+    strategy: type[Strategy] = Strategy,
+    callback: Callback | None = None,
 ) -> RunFolder:
-    """Train what `config` describes into the new folder `out`.
+    """Train what `config` describes into the new folder `out`, on its corpus or on the tokens `given`.
 
-    At the end the weights with the best validation loss are scored on the validation and test splits.
-    SIGINT and SIGTERM save the run and raise `Interrupted`; losses that are not finite raise `Diverged`.
+    `callback` gets every line of training and validation metrics; if it returns False the run is saved and
+    `Stopped` is raised. At the end the weights with the best validation loss are scored on the validation and
+    test splits. SIGINT and SIGTERM save the run and raise `Interrupted`; losses that are not
+    finite raise `Diverged`.
     """
     RunFolder.must_be_new(out)
     strategy.check(config)
     if not config.stage:
         raise UserError("there is nothing to train: the configuration has no [[stage]]")
     device = pick_device(config.training.device)  # a wrong name shows now, not after minutes of preparing
+    asked, config = config.training, resolved(config, device)
     with reporter or Reporter() as reporter:
-        corpus = prepare(config.data, progress=reporter.say)
+        corpus = given or prepare(config.data, progress=reporter.say)
         _check_fits(config, corpus)
         _check_can_be_scored(config, corpus)
+        if given is not None and given.blocks is not None and given.blocks.next(LanePosition()) is None:
+            raise UserError("there is nothing to train on: data['train'] gives no block")
         with _own_random_numbers(config.training.seed, device):
             model = _built(config, corpus, device)  # before the folder: one that cannot be built leaves none
             folder = RunFolder.create(out, _anchored(config), corpus.tokenizer, corpus.fingerprint)
             with lock.for_training(folder):
-                _run(folder, corpus, model, reporter, None, strategy)
+                _run(folder, corpus, model, reporter, None, strategy, callback, asked)
     return folder
 
 
-def resume(run: Path, *, reporter: Reporter | None = None, strategy: type[Strategy] = Strategy) -> RunFolder:
-    """Go on with a stopped run as if it had not been stopped; one that `is_finished` stays as it is."""
+def resume(
+    run: Path,
+    *,
+    given: GivenTokens | None = None,
+    reporter: Reporter | None = None,
+    strategy: type[Strategy] = Strategy,
+    callback: Callback | None = None,
+) -> RunFolder:
+    """Go on with a stopped run as if it had not been stopped; one that `is_finished` stays as it is.
+
+    A run that was trained on tokens that a program gave needs the same tokens again.
+    """
     folder = RunFolder.open(run)
     strategy.check(folder.config)
     if not folder.config.stage:
@@ -61,7 +86,7 @@ def resume(run: Path, *, reporter: Reporter | None = None, strategy: type[Strate
             reporter.say(f"{run} is finished: nothing to do")
             return folder
         with lock.for_training(folder):
-            _go_on(folder, reporter, strategy)
+            _go_on(folder, given, reporter, strategy, callback)
     return folder
 
 
@@ -78,14 +103,34 @@ def is_finished(folder: RunFolder) -> bool:
     return len(left) < 2 and all(map(progress.stage_is_over, left))
 
 
-def _go_on(folder: RunFolder, reporter: Reporter, strategy: type[Strategy]) -> None:
-    config, saved = folder.config, _saved(folder, reporter)
+def _go_on(
+    folder: RunFolder,
+    given: GivenTokens | None,
+    reporter: Reporter,
+    strategy: type[Strategy],
+    callback: Callback | None,
+) -> None:
+    device, saved = pick_device(folder.config.training.device), _saved(folder, reporter)
+    folder.config = config = resolved(folder.config, device)  # config.toml was edited if it says auto
     if saved is not None:
         _check_unchanged(folder, saved)
-    device = pick_device(config.training.device)
-    corpus = prepare(config.data, progress=reporter.say)
+    if given is None and not config.data.corpus:
+        raise UserError(
+            f"{folder.path} was trained on tokens that a program gave: go on in Python, with "
+            f"longspan.resume('{folder.path}', data=...) and the same tokens"
+        )
+    if given is not None and config.data.corpus:
+        raise UserError(f"{folder.path} was trained on the corpus {config.data.corpus}: leave out data")
+    corpus = given or prepare(config.data, progress=reporter.say)
     if corpus.fingerprint != folder.fingerprint:
-        raise UserError(f"the text of {corpus.name} has changed since {folder.path} began: start a new run")
+        what = f"the text of {corpus.name} has" if given is None else f"{corpus.name} have"
+        raise UserError(f"{what} changed since {folder.path} began: start a new run")
+    _check_fits(config, corpus)
+    if saved is not None and given is not None and given.blocks is not None and not given.blocks.can_go_back:
+        raise UserError(
+            f"{folder.path} cannot be resumed from an iterator: give as data['train'] a function that "
+            "returns the blocks from a number on"
+        )
     changed = differences(folder.environment, environment(device))
     if changed:
         reporter.say(f"{', '.join(changed)}: results may differ in their last bits")
@@ -95,7 +140,7 @@ def _go_on(folder: RunFolder, reporter: Reporter, strategy: type[Strategy]) -> N
         model = _built(config, corpus, device)
         if saved is not None:
             check_weights(model, saved.below("model"), folder.checkpoint("last"))
-        _run(folder, corpus, model, reporter, saved, strategy)
+        _run(folder, corpus, model, reporter, saved, strategy, callback, config.training)
 
 
 def _saved(folder: RunFolder, reporter: Reporter) -> Checkpoint | None:
@@ -120,15 +165,17 @@ def _saved(folder: RunFolder, reporter: Reporter) -> Checkpoint | None:
 
 def _anchored(config: RunConfig) -> RunConfig:
     """The same configuration wherever one stands: a path to the corpus is made absolute."""
-    corpus = config.data.corpus
-    if corpus in corpora.NAMED or corpus in registry.registered():
+    if not config.data.corpus:
         return config
-    place = str(Path(corpus).expanduser().absolute())
-    return replace(config, data=replace(config.data, corpus=place))
+    return replace(config, data=replace(config.data, corpus=corpora.anchored(config.data.corpus)))
 
 
-def _check_fits(config: RunConfig, corpus: TokenizedCorpus) -> None:
+def _check_fits(config: RunConfig, corpus: TokenizedCorpus | GivenTokens) -> None:
     training = config.training
+    if isinstance(corpus, GivenTokens) and corpus.blocks is not None:
+        longest = max(map(config.block_length, config.stage))
+        corpus.blocks.expect(training.batch_size, longest)
+        return
     text, lanes = corpus.splits["train"], training.batch_size
     if training.segment_length is None:
         check_fits(text, lanes, max(map(config.block_length, config.stage), default=training.block_length))
@@ -136,17 +183,19 @@ def _check_fits(config: RunConfig, corpus: TokenizedCorpus) -> None:
         check_fits(text, lanes, training.segment_length, unit="segment")
 
 
-def _check_can_be_scored(config: RunConfig, corpus: TokenizedCorpus) -> None:
+def _check_can_be_scored(config: RunConfig, corpus: TokenizedCorpus | GivenTokens) -> None:
     """Held-out text that is too short for its protocol comes to light now, not after hours of training."""
     evaluation = config.evaluation
     lay_out = PROTOCOLS[evaluation.protocol]
     block_length = evaluation.block_length or config.training.block_length
     for split, limit in (("valid", evaluation.max_tokens), ("test", evaluation.max_tokens_final)):
+        if split not in corpus.splits:  # a program may give no test split
+            continue
         num_tokens = len(corpus.splits[split])
         lay_out(min(num_tokens, (limit or num_tokens) + 1), evaluation.batch_size, block_length)
 
 
-def _built(config: RunConfig, corpus: TokenizedCorpus, device: torch.device) -> LanguageModel:
+def _built(config: RunConfig, corpus: TokenizedCorpus | GivenTokens, device: torch.device) -> LanguageModel:
     try:
         return build_run(config, corpus.tokenizer.vocabulary_size).to(device)
     except (RuntimeError, MemoryError) as problem:
@@ -157,16 +206,16 @@ def _built(config: RunConfig, corpus: TokenizedCorpus, device: torch.device) -> 
 
 def _run(
     folder: RunFolder,
-    corpus: TokenizedCorpus,
+    corpus: TokenizedCorpus | GivenTokens,
     model: LanguageModel,
     reporter: Reporter,
     resume_from: Checkpoint | None,
     strategy: type[Strategy],
+    callback: Callback | None,
+    asked: TrainingConfig,
 ) -> None:
-    reporter.say(_summary(folder, corpus, model))
-    if folder.config.training.compile:
-        model.compile()
-    Loop(folder, corpus, model, reporter, resume_from, strategy).run()
+    reporter.say(_summary(folder, corpus, model, asked))
+    Loop(folder, corpus, model, reporter, resume_from, strategy, callback).run()
 
 
 def _check_unchanged(folder: RunFolder, saved: Checkpoint) -> None:
@@ -179,16 +228,23 @@ def _check_unchanged(folder: RunFolder, saved: Checkpoint) -> None:
         raise UserError(f"{last} holds no average of the weights: take training.average out of config.toml")
 
 
-def _summary(folder: RunFolder, corpus: TokenizedCorpus, model: LanguageModel) -> str:
+def _summary(
+    folder: RunFolder, corpus: TokenizedCorpus | GivenTokens, model: LanguageModel, asked: TrainingConfig
+) -> str:
+    """The first line of a run; `asked` are the options before `auto` was resolved."""
     config, training = folder.config, folder.config.training
-    device = next(model.parameters()).device
+    device = device_name(next(model.parameters()).device)
+    precision = f"{training.precision}{' (auto)' if asked.precision == 'auto' else ''}"
+    compiled = f"{'' if training.compile else 'not '}compiled{' (auto)' if asked.compile == 'auto' else ''}"
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    flops = model_flops(model, Shape(training.batch_size, training.block_length))
+    flops = model.flops(Shape(training.batch_size, training.block_length))
     pattern = getattr(config.model, "pattern", None)
+    train = corpus.splits.get("train")
+    read = "blocks to train on from an iterator" if train is None else f"{len(train):,} tokens to train on"
     return (
         f"{config.name}: {num_parameters:,} parameters, {flops / 1e6:,.1f} MFLOPs per token forward"
-        f"{f', pattern {pattern}' if pattern else ''}; on {device} in {training.precision}, "
-        f"{len(corpus.splits['train']):,} tokens to train on ({config.data.tokenizer.kind}, "
+        f"{f', pattern {pattern}' if pattern else ''}; on {device} in {precision}, {compiled}, "
+        f"{read} ({config.data.tokenizer.kind}, "
         f"{corpus.tokenizer.vocabulary_size:,} different ones), run folder {folder.path}"
     )
 

@@ -1,0 +1,84 @@
+"""`longspan.evaluate`: a model on held-out text."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from longspan.config import EvaluationConfig, schema
+from longspan.data import TokenArray, TokenFile, token_array
+from longspan.errors import UserError
+from longspan.evaluation import Score, has_changed, held_out
+from longspan.evaluation import evaluate as score_tokens
+from longspan.language_model import LoadedModel, load
+from longspan.runs import RunFolder
+
+Progress = Callable[[int, int], None]
+
+
+def evaluate(
+    model: LoadedModel | str | os.PathLike[str],
+    data: Any = None,
+    split: str = "test",
+    *,
+    protocol: str | None = None,
+    batch_size: int | None = None,
+    block_length: int | None = None,
+    max_tokens: int | None = None,
+    checkpoint: Literal["best", "last"] = "best",
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> Score:
+    """Score a model on all tokens of a split; the same numbers as `longspan eval`.
+
+    `model` is a run, the path of its folder, or what `load` returned; `checkpoint` and `device` are for runs.
+    `data` is the corpus of the run, or another one by name or path, or token ids: an array, or a dict of
+    arrays with the splits. Settings that are not given are those of the run. `progress(done, total)` is told
+    of tokens scored.
+    """
+    loaded = model if isinstance(model, LoadedModel) else load(Path(model), checkpoint, device)
+    settings = {
+        "protocol": protocol,
+        "batch_size": batch_size,
+        "block_length": block_length,
+        "max_tokens": max_tokens,
+    }
+    table = schema.write(loaded.config.evaluation)
+    table |= {name: value for name, value in settings.items() if value is not None}
+    config = schema.read(EvaluationConfig, table, "evaluation")
+    return score_tokens(
+        loaded.model,
+        _tokens(loaded, data, split),
+        tokenizer=loaded.tokenizer,
+        config=config,
+        block_length=loaded.config.training.block_length,
+        max_tokens=max_tokens,
+        device=loaded.device,
+        progress=progress,
+    )
+
+
+def _tokens(loaded: LoadedModel, data: Any, split: str) -> TokenFile | TokenArray:
+    if isinstance(data, Mapping):
+        if split not in data:
+            raise UserError(f"data has no '{split}' split (only {', '.join(data)})")
+        return token_array(data[split], loaded.tokenizer, f"the {split} split")
+    if data is not None and not isinstance(data, str | os.PathLike):
+        return token_array(data, loaded.tokenizer)
+    corpus = loaded.config.data.corpus if data is None else os.fspath(data)
+    if data is None and not corpus:
+        raise UserError(f"{loaded.path} has no corpus: give data, a corpus or token ids")
+    if data is None and split != "train" and has_changed(RunFolder.open(loaded.path), _quiet):
+        warnings.warn(
+            f"the text of {corpus} has changed since the run began: its {split} split may hold text that the "
+            "model was trained on",
+            stacklevel=3,
+        )
+    return held_out(corpus, split, loaded.tokenizer, loaded.config.data.tokenizer, _quiet)
+
+
+def _quiet(line: str) -> None:
+    pass

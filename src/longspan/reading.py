@@ -1,0 +1,79 @@
+"""Reading tokens into a state, block by block. Shapes: B = 1 text, T tokens, D width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from longspan.models.interface import LanguageModel
+    from longspan.state import State
+
+Ids: TypeAlias = "Sequence[int] | npt.NDArray[Any] | Tensor"
+
+READ_BLOCK = 512  # tokens read at once, so that a long text needs no more memory than a short one
+_TAIL = 16  # last tokens that are kept: what text follows may depend on them (blanks, halves of characters)
+
+
+@dataclass(frozen=True)
+class TextState:
+    """What a model knows after it has read a text: enough to go on as if it had never stopped.
+
+    A value: going on from it does not change it, and any number of continuations can start from it.
+    """
+
+    state: State  # of the model
+    hidden_D: Tensor  # after the last token: what the next one is predicted from
+    tail: tuple[int, ...]  # the last tokens
+    tokens: int  # how many were read
+
+
+def begin(model: LanguageModel, ids: Ids) -> TextState:
+    """The state after the first tokens of a text, of which there must be one."""
+    *_, (_, after) = blocks(model, ids, None)
+    return after
+
+
+def read(model: LanguageModel, ids: Ids, before: TextState, length: int | None = None) -> TextState:
+    """The state after more tokens, or the same if there are none."""
+    for _, after in blocks(model, ids, before, length):
+        before = after
+    return before
+
+
+def nats_of(model: LanguageModel, ids: Ids, before: TextState) -> tuple[list[float], TextState]:
+    """What each token costs, given `before` and the tokens before it; and the state after them."""
+    device = before.hidden_D.device
+    ids_T = torch.as_tensor(ids, dtype=torch.long, device=device)
+    nats: list[float] = []
+    after = before
+    for hidden_TD, now in blocks(model, ids_T, before):
+        asked_TD = torch.cat([after.hidden_D[None], hidden_TD[:-1]])
+        targets_T = ids_T[len(nats) : len(nats) + len(hidden_TD)]
+        with torch.no_grad():
+            nats += model.head.nll(asked_TD[None], targets_T[None])[0].tolist()
+        after = now
+    return nats, after
+
+
+def blocks(
+    model: LanguageModel,
+    ids: Ids,
+    before: TextState | None,
+    length: int | None = None,
+) -> Iterator[tuple[Tensor, TextState]]:
+    """The hidden states of every block of `length` tokens, [T, D], and the state after it."""
+    state = model.initial_state(1) if before is None else before.state
+    tail, count = ((), 0) if before is None else (before.tail, before.tokens)
+    ids_BT = torch.as_tensor(ids, dtype=torch.long, device=next(model.parameters()).device)[None]
+    for block_BT in torch.split(ids_BT, length or READ_BLOCK, dim=1) if ids_BT.shape[1] else ():
+        with torch.no_grad():
+            hidden_BTD, state = model(block_BT, state)
+        tail = (*tail, *block_BT[0, -_TAIL:].tolist())[-_TAIL:]
+        count += block_BT.shape[1]
+        yield hidden_BTD[0], TextState(state, hidden_BTD[0, -1].clone(), tail, count)
