@@ -2,9 +2,9 @@
 
 A command module has `register(subparsers)`, which adds an `argparse` parser and sets `run=function(args)` on
 it. A command that accepts dotted options such as `--model.num-layers 4` also sets `accepts_overrides=True`;
-it finds them, as they were typed, in the list `args.overrides`. `smaller` says what to do where the memory
-does not suffice. `parser.more_help` makes the end of a help text when it is shown: it may import plugins.
-Commands import torch and what needs it inside `run`, so that help and complaints come at once.
+they are in the list `args.overrides`, as typed. `smaller` says what to do when memory runs out.
+`parser.more_help` makes the end of a help text when it is shown: it may import plugins. Commands import
+torch, and modules that need it, inside `run`, so that help and errors are fast.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ SMALL = {"training.batch_size": "2", "training.block_length": "128", "training.m
 def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "bench",
-        help="how fast models train and decode on this machine",
-        description="Time training steps of a recipe, optimizer included, by the reference path and by the "
-        "fast path, after checking that the two compute the same. Weights and tokens are random. Dotted "
+        help="speed of training and decoding on this machine",
+        description="Time training steps of recipes, optimizer included, on the reference path and on the "
+        "fast path, after checking that both compute the same. Weights and tokens are random. Dotted "
         "options change the recipes, for example --training.precision float32.",
     )
     parser.add_argument(

@@ -21,7 +21,7 @@ def register(subparsers: Any) -> None:
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    action = actions.add_parser("list", help="the corpora that have a name")
+    action = actions.add_parser("list", help="list the named corpora")
     add_plugin_option(action)
     action.set_defaults(run=list_corpora)
 

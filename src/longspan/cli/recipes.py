@@ -26,12 +26,12 @@ PUBLISHED = {
 def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "recipes",
-        help="what can be trained: names, sizes and published numbers",
+        help="list the recipes: names, sizes and published numbers",
         description="List the recipes, or print one as the TOML file that 'longspan train' takes. "
-        "A TOML file of your own is described as those of the list are.",
+        "A TOML file of your own is summarised in the same way.",
     )
     parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="print this recipe; or describe this TOML file"
+        "name", nargs="?", metavar="NAME", help="print this recipe, or summarise this TOML file"
     )
     add_plugin_option(parser)
     parser.set_defaults(run=run)

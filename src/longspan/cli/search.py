@@ -26,9 +26,9 @@ def register(subparsers: Any) -> None:
         usage="longspan search [RECIPE] [--data CORPUS] [--name NAME] [--out RUN] [--top N] "
         "[--plugin MODULE]\n                       [--OPTION VALUE ...]\n"
         "       longspan search --resume RUN [--top N] [--plugin MODULE]",
-        description="Train a model whose blocks learn what to be: attention, near or far, feed-forward or\n"
-        "nothing. Print the pattern they have chosen; write a picture of the choice, an animation of how it\n"
-        "came about, and the recipe found.toml, which 'longspan train' trains from scratch.",
+        description="Train a supernet whose blocks learn their kind: attention, long attention, feed-\n"
+        "forward or identity. Print the pattern that was found. Write a picture of the probabilities, an\n"
+        "animation of their history, and the recipe found.toml, which 'longspan train' trains from scratch.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.more_help = lambda: "\n".join(["options of a recipe:", *option_lines()])

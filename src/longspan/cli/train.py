@@ -26,7 +26,7 @@ def register(subparsers: Any) -> None:
         usage="longspan train [RECIPE] [--data CORPUS] [--name NAME] [--out RUN] [--plugin MODULE]\n"
         "                      [--OPTION VALUE ...]\n"
         "       longspan train --resume RUN [--plugin MODULE]",
-        description="Train a model, score it on held-out text and show what it learned.",
+        description="Train a model, score it on held-out text, print a sample and the learned spans.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.more_help = lambda: "\n".join(["options of a recipe:", *option_lines()])

@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--data", metavar="CORPUS", help="a named corpus, a text file or a folder")
     parser.add_argument("--name", help="name of the run (default: that of --out, else the recipe's)")
     parser.add_argument("--out", metavar="RUN", help="the new run folder (default: runs/ and the name)")
-    parser.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped")
+    parser.add_argument("--resume", metavar="RUN", help="continue a run that was stopped")
     add_plugin_option(parser)
     parser.set_defaults(
         accepts_overrides=True,

@@ -1,4 +1,4 @@
-"""What the models of two papers on spans are made of, and what any model is told by."""
+"""Options of adaptive span and all-attention, and the type of any model's options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AdaptiveSpanConfig:
     embedding_dropout: float = option(0.0, help="dropout on the embeddings and on the last layer's output")
     norm: Literal["post", "pre"] = option("post", help="post-norm (original) or pre-norm")
     span: SpanConfig = section(SpanConfig, help="where a head may look")
-    vocabulary: VocabularyConfig = section(VocabularyConfig, help="how words are read and predicted")
+    vocabulary: VocabularyConfig = section(VocabularyConfig, help="embedding and output layer")
     blocks: dict[str, Any] = block_options()
 
     def __post_init__(self) -> None:

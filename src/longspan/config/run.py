@@ -21,14 +21,14 @@ from longspan.registry import ARCHITECTURES, load_plugins
 class RunConfig:
     """Everything that decides what a run computes; `config.toml` of a run folder holds exactly this."""
 
-    name: str = option("run", help="what the run folder is called")
-    description: str = option("", help="one line about what this is")
+    name: str = option("run", help="name of the run folder")
+    description: str = option("", help="one line of description")
     plugins: tuple[str, ...] = option(
-        (), help="modules on the Python path to import first: they register what they add", first=load_plugins
+        (), help="Python modules to import first; they register what they add", first=load_plugins
     )
     data: DataConfig = section(DataConfig, help="the text")
     model: ModelConfig = chosen_section(
-        AdaptiveSpanConfig, "architecture", ARCHITECTURES, help="the model", tag_help="which kind of model"
+        AdaptiveSpanConfig, "architecture", ARCHITECTURES, help="the model", tag_help="the architecture"
     )
     search: SearchConfig | None = option(
         None, help="for 'longspan search': the search for the pattern of the blocks"
@@ -40,10 +40,10 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         if self.name in ("", ".", "..") or "/" in self.name or not self.name.isprintable():
-            raise ValueError(f"name must do for a folder: printable and without '/', not {self.name!r}")
+            raise ValueError(f"name must be usable for a folder: printable, without '/', not {self.name!r}")
         if ARCHITECTURES.name_of(type(self.model)) is None:
             raise ValueError(
-                f"{type(self.model).__name__} holds the options of no architecture: register one with "
+                f"{type(self.model).__name__} does not belong to an architecture: register one with "
                 "longspan.register_architecture"
             )
         if self.search is not None and not hasattr(self.model, "pattern"):

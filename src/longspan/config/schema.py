@@ -229,7 +229,7 @@ def _current_name(name: str, fields: Mapping[str, dataclasses.Field[Any]], where
 
 def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
     if type(value) is int and not -(2**63) <= value < 2**63:
-        raise UserError(f"'{where}' has more digits than a computer counts with")
+        raise UserError(f"'{where}' is too large: it must fit in 64 bits")
     if hint not in (int, float, bool, str):
         raise UserError(
             f"'{where}' is declared as {type_name(hint)}: an option is int, float, bool, str, Literal, "

@@ -12,7 +12,7 @@ from longspan.config.schema import option
 class ShaRnnConfig:
     """The network of "Single Headed Attention RNN" (Merity, 2019)."""
 
-    num_layers: int = option(4, help="layers: LSTM, attention where there is one, and feed-forward")
+    num_layers: int = option(4, help="layers: LSTM, attention (in some), feed-forward")
     width: int = option(1024, help="size of the hidden states")
     inner_width: int = option(4096, help="inner size of the feed-forward layer")
     attention: Literal["second-last", "every", "none"] = option(

@@ -11,7 +11,7 @@ from longspan.config.schema import option
 
 Precision: TypeAlias = Literal["auto", "float32", "bf16", "fp16"]
 
-# Options that only some choices heed; with the others they must stay as they are.
+# Options that only some choices use; with the others they must keep their defaults.
 _HEEDED_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "momentum": ("optimizer", ("sgd", "muon")),
     "beta1": ("optimizer", ("adam", "adamw", "lamb", "muon")),
@@ -128,7 +128,7 @@ class TrainingConfig:
         help="at the end of the data, start again at a random offset, or end the training, even if steps "
         "or stages are left",
     )
-    micro_batches: int = option(1, help="run the batch in this many pieces: less memory, same gradients")
+    micro_batches: int = option(1, help="split the batch into this many parts: less memory, same gradients")
     precision: Precision = option(
         "auto",
         help="arithmetic of the forward pass; auto is bf16 on a GPU that has it, else float32; weights, "

@@ -98,7 +98,7 @@ class TransformerXLConfig:
     span: SpanConfig | None = option(
         None, help="spans as in adaptive-span, with limit = memory_length (default: the whole memory)"
     )
-    vocabulary: XLVocabularyConfig = section(XLVocabularyConfig, help="how words are read and predicted")
+    vocabulary: XLVocabularyConfig = section(XLVocabularyConfig, help="embedding and output layer")
     blocks: dict[str, Any] = block_options()
 
     def __post_init__(self) -> None:

@@ -94,7 +94,7 @@ def split_tokens(
         (partial / _FACTS).write_text(json.dumps(token_file.facts()) + "\n", encoding="utf-8")
     written = _open_split(folder, split)
     if written is None:
-        raise UserError(f"the {split} split of {corpus.name} has no tokens: it needs more than blanks")
+        raise UserError(f"the {split} split of {corpus.name} has no tokens: it needs more than white space")
     return written
 
 

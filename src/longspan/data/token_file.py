@@ -74,7 +74,7 @@ def write_token_file(path: Path, tokenizer: Tokenizer, chunks: Iterable[bytes]) 
 
 
 class Counted:
-    """A stream of bytes that knows how much of it has passed."""
+    """A stream of bytes that counts what passed."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = chunks

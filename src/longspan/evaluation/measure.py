@@ -37,7 +37,7 @@ class Extent:
 
 
 def scored_text(token_file: TokenFile | TokenArray, tokenizer: Tokenizer, walk: Walk) -> Extent:
-    """The raw text that the scored tokens of `walk` stand for; words are shared out by blanks."""
+    """The raw text of the scored tokens of `walk`; words are counted in proportion to blanks."""
     if token_file.num_bytes is None:
         return Extent(None, None, None)
     pieces = tokenizer.pieces()

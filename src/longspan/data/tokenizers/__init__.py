@@ -18,13 +18,13 @@ _LEAST = {"word": 3, "number": 1, "sentencepiece": 258, "bpe": 256}  # <eos>, <u
 
 
 def fit_tokenizer(config: TokenizerConfig, corpus: Corpus) -> Tokenizer:
-    """The tokenizer a configuration describes, with a vocabulary learned from a corpus."""
+    """The tokenizer of a configuration, with a vocabulary learned from a corpus."""
     tokenizer: Tokenizer = TOKENIZERS[config.kind].resolve().fit(config, corpus)
     return tokenizer
 
 
 def check_settings(config: TokenizerConfig) -> None:
-    """A `UserError` for an option that this kind of tokenizer needs or cannot honour."""
+    """A `UserError` for an option that this tokenizer needs or does not support."""
     if config.kind not in TOKENIZERS:
         raise UserError(f"no tokenizer is registered as '{config.kind}'")
     size, options = config.vocabulary_size, TOKENIZERS[config.kind].options
@@ -40,7 +40,7 @@ def check_settings(config: TokenizerConfig) -> None:
     if config.lowercase and "lowercase" not in options:
         raise UserError(f"the {config.kind} tokenizer does not turn text to lower case: drop lowercase")
     if config.order != TokenizerConfig().order and "order" not in options:
-        raise UserError(f"the {config.kind} tokenizer numbers its tokens in one way only: drop order")
+        raise UserError(f"the {config.kind} tokenizer has a fixed order: drop order")
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -63,6 +63,6 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         tokenizer: Tokenizer = TOKENIZERS[kind].resolve().from_settings(settings, Path(folder))
     except FileNotFoundError as problem:
         raise UserError(f"there is no tokenizer in {folder}: {problem.filename} is missing") from None
-    except Exception:  # whatever JSON, SentencePiece or tokenizers say of a file they cannot read
+    except Exception:  # any error of JSON, SentencePiece or tokenizers
         raise damaged from None
     return tokenizer

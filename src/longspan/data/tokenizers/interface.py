@@ -51,9 +51,9 @@ class Tokenizer(ABC):
     """Text to token ids and back; it is saved with every run."""
 
     form: ClassVar[str]  # what a token is; several kinds may have one form
-    kind: str  # as the configuration calls it, and as it is registered
-    lowercase: bool = False  # whether upper case is lost
-    unknown_id: int | None = None  # the token that stands for whatever the vocabulary lacks
+    kind: str  # the name in the configuration, and as it is registered
+    lowercase: bool = False  # whether text is lower-cased
+    unknown_id: int | None = None  # the token for text outside the vocabulary
 
     @property
     @abstractmethod
