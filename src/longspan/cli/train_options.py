@@ -84,7 +84,7 @@ def _configuration(args: argparse.Namespace) -> RunConfig:
 
 
 def _add_plugins(table: dict[str, Any], plugins: Sequence[str]) -> None:
-    """The run remembers what it was started with, so that it can be resumed and used without naming it."""
+    """The configuration of the run names its plugins, so that it can be resumed and used without --plugin."""
     named = table.get("plugins", [])
     if plugins and isinstance(named, list):
         table["plugins"] = list(dict.fromkeys([*named, *plugins]))

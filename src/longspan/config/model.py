@@ -19,7 +19,7 @@ class AdaptiveSpanConfig:
     pattern: str | None = option(
         None,
         help=lambda: (
-            f"the blocks by letters: {letters('sfi')}; num_layers is then not used "
+            f"one letter per block: {letters('sfi')}; num_layers is then not used "
             "(default: sf for every layer)"
         ),
     )
@@ -63,7 +63,7 @@ class AllAttentionConfig:
 
 
 ModelConfig: TypeAlias = Any
-"""A dataclass that the registry has for an architecture, ours or a user's."""
+"""The registered dataclass of an architecture, ours or a user's."""
 
 
 def _check_sizes(config: AdaptiveSpanConfig | AllAttentionConfig, *names: str) -> None:

@@ -67,11 +67,11 @@ class RunConfig:
 
     @property
     def architecture(self) -> str:
-        """The name that the class of the model's options is registered for."""
+        """The registered name of the model's architecture."""
         return ARCHITECTURES.name_of(type(self.model)) or ""
 
     def _complete_block_options(self) -> None:
-        """What a run computes is all in its configuration, defaults of plugins too."""
+        """The configuration determines what a run computes, including defaults of plugins."""
         used = getattr(self.model, "pattern", None) or (self.search.candidates if self.search else "")
         given = getattr(self.model, "blocks", None)
         if isinstance(given, dict) and (complete := with_defaults(given, used)) != given:

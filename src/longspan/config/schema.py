@@ -118,7 +118,7 @@ def read(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
 def write(config: Any) -> dict[str, Any]:
     """The table that `read` would turn into `config`; options that are None are left out.
 
-    So are plugins and options of blocks where there are none: few runs have any.
+    So are empty plugins and options of blocks: few runs have any.
     """
     table: dict[str, Any] = {}
     for field in dataclasses.fields(config):

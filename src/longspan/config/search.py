@@ -19,7 +19,7 @@ class SearchConfig:
     num_blocks: int = option(6, help="blocks of the stack; each ends as one of the candidates")
     candidates: str = option(
         "sfi",
-        help=lambda: f"what a block can become: {letters('slfi')}, each at most once",
+        help=lambda: f"the kinds of blocks to choose from, each at most once: {letters('slfi')}",
     )
     sampling: Literal["soft", "straight-through"] = option(
         "soft",

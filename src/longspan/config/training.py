@@ -131,17 +131,17 @@ class TrainingConfig:
     micro_batches: int = option(1, help="split the batch into this many parts: less memory, same gradients")
     precision: Precision = option(
         "auto",
-        help="arithmetic of the forward pass; auto is bf16 on a GPU that has it, else float32; weights, "
+        help="precision of the forward pass; auto is bf16 on a GPU that has it, else float32; weights, "
         "optimizer and evaluation are always float32",
     )
     compile: Literal["auto"] | bool = option(
         "auto",
-        help="compile with torch.compile all of the model but attention, whose shapes follow the spans; auto "
+        help="torch.compile for all of the model except attention, whose shapes follow the spans; auto "
         "compiles on a GPU",
     )
     compile_warmup: int = option(
         0,
-        help="steps to run and roll back before training, so that compiling is not counted in its time",
+        help="warm-up steps that are rolled back before training, so that its time excludes compilation",
         old_name="rehearsal",
     )
     average: float = option(

@@ -65,7 +65,7 @@ class TransformerXLConfig:
     pattern: str | None = option(
         None,
         help=lambda: (
-            f"the blocks by letters: {letters('slfi')}; num_layers is then not used "
+            f"one letter per block: {letters('slfi')}; num_layers is then not used "
             "(default: sf for every layer)"
         ),
     )
