@@ -300,3 +300,31 @@ def test_files_that_are_not_configurations(tmp_path: Path, content: bytes, compl
 def test_every_option_is_documented_once() -> None:
     assert len(OPTIONS) == len(set(OPTIONS))
     assert all(option.help and option.type for option in documented(RunConfig))
+
+
+@pytest.mark.parametrize(
+    ("section", "old", "new", "value"),
+    [
+        ("training", "passage_length", "segment_length", 1024),
+        ("training", "rehearsal", "compile_warmup", 3),
+        ("model", "query_key_norm", "qk_norm", False),
+        ("model", "rotary_base", "rope_base", 500.0),
+    ],
+)
+def test_an_option_is_still_read_by_its_old_name(section: str, old: str, new: str, value: Any) -> None:
+    table = recipes.load("flagship")
+    table[section].pop(new, None)
+    table[section][old] = value
+    with pytest.warns(FutureWarning, match=f"'{section}.{old}' is now called '{section}.{new}'"):
+        config = schema.read(RunConfig, table)
+    assert getattr(getattr(config, section), new) == value
+
+
+def test_an_option_cannot_be_given_by_both_names() -> None:
+    table = recipes.load("flagship")
+    table["training"] |= {"segment_length": 1024, "passage_length": 1024}
+    with (
+        pytest.warns(FutureWarning, match="segment_length"),
+        pytest.raises(UserError, match=r"'training.segment_length' is given twice"),
+    ):
+        schema.read(RunConfig, table)

@@ -14,6 +14,7 @@ import io
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -46,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # as in arguments: a prompt may hold any bytes
     try:
-        _run(sys.argv[1:] if argv is None else list(argv))
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
     except UserError as problem:
         print(f"longspan: {problem}", file=sys.stderr)
@@ -63,6 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"longspan: {problem}", file=sys.stderr)
         return 1
     return 0
+
+
+def _show_warning(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
+    """One line on stderr, without the place in our code that a user cannot change."""
+    print(f"longspan: warning: {message}", file=sys.stderr)
 
 
 def _run(argv: list[str]) -> None:
