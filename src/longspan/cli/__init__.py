@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
-    """One line on stderr, without the place in our code that a user cannot change."""
+    """One line on stderr, without the source location."""
     print(f"longspan: warning: {message}", file=sys.stderr)
 
 
