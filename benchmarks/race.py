@@ -154,7 +154,7 @@ def run_recipe(
         corpus.splits["valid"].tokens,
         test,
         readings,
-        contiguous_split=LANES,
+        batch_size=LANES,
         block_length=block_length,
         device=device,
     )

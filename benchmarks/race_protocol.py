@@ -63,7 +63,7 @@ def nats(
     test: np.ndarray,
     readings: list[Reading],
     *,
-    contiguous_split: int,
+    batch_size: int,
     block_length: int,
     device: torch.device,
 ) -> float:
@@ -71,7 +71,7 @@ def nats(
     reach = check_reach(readings, len(before))
     text = np.concatenate([before[len(before) - reach :], test])
     total = torch.zeros((), dtype=torch.float64, device=device)
-    for group in _alike(readings, contiguous_split):
+    for group in _alike(readings, batch_size):
         rows = [text[reach + r.first - r.warm - 1 : reach + r.end] for r in group]
         tokens = torch.from_numpy(np.stack(rows).astype(np.int64)).to(device)
         warm, carried = group[0].warm, None

@@ -61,7 +61,7 @@ def run(
         corpus.splits["valid"].tokens,
         test,
         race_protocol.windows(len(test), context),
-        contiguous_split=max(1, TOKENS_A_STEP // context),
+        batch_size=max(1, TOKENS_A_STEP // context),
         block_length=context,
         device=device,
     )

@@ -403,7 +403,9 @@ class TestBlocks:
         capsys.readouterr()
         assert main(["train", recipe(table)]) == 1
         said = capsys.readouterr().err.splitlines()[-1]
-        assert said.endswith("the build of block 'w' returned a int: it must return a longspan.Block")
+        assert said.endswith(
+            "the build function of block 'w' returned a int: it must return a longspan.Block"
+        )
         assert not Path("runs").exists()
 
 
@@ -522,7 +524,9 @@ class TestFinding:
         self, name: str, code: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         said = complaint(capsys, "train", lstm_recipe(plugins=[name]))
-        assert said.startswith(f"'{name}' is no name of a plugin: give a module, such as my_module")
+        assert said.startswith(
+            f"'{name}' is not a valid plugin name: use the name of a module, such as my_module"
+        )
 
     @pytest.mark.parametrize("plugins", ["my_lstm", [3], {"a": 1}])
     def test_plugins_are_a_list_of_names(
@@ -592,9 +596,9 @@ class TestRunFolders:
         words += [["bench", "run/config.toml"], ["train", "run/config.toml"], ["recipes", "run/config.toml"]]
         for command in words:
             said = complaint(capsys, *command)
-            assert "the plugin 'my_lstm' lies inside the run folder" in said
+            assert "the plugin 'my_lstm' is inside the run folder" in said
             assert said.endswith("install it, or put its folder on PYTHONPATH")
-        with pytest.raises(UserError, match="lies inside the run folder"):
+        with pytest.raises(UserError, match="is inside the run folder"):
             longspan.load(hostile)
         assert not (hostile / "executed").exists()
 
@@ -603,7 +607,7 @@ class TestRunFolders:
         command = [sys.executable, "-m", "longspan", "eval", "."]
         found = subprocess.run(command, cwd=hostile, capture_output=True, text=True, check=False)
         assert found.returncode == 1
-        assert "lies inside the run folder" in found.stderr
+        assert "is inside the run folder" in found.stderr
         assert len(found.stderr.splitlines()) == 1
         assert not (hostile / "executed").exists()
 
@@ -616,17 +620,17 @@ class TestRunFolders:
             (hostile / "__init__.py").write_text(HOSTILE)
         config = hostile / "config.toml"
         config.write_text(config.read_text().replace('"my_lstm"', '"run.my_lstm"'))
-        with pytest.raises(UserError, match=r"the plugin 'run.my_lstm' lies inside the run folder"):
+        with pytest.raises(UserError, match=r"the plugin 'run.my_lstm' is inside the run folder"):
             longspan.load(hostile)
         assert not (hostile / "executed").exists()
 
     def test_nor_through_a_link(self, hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "linked").symlink_to(hostile)
         monkeypatch.syspath_prepend(tmp_path / "linked")
-        with pytest.raises(UserError, match="lies inside the run folder"):
+        with pytest.raises(UserError, match="is inside the run folder"):
             longspan.load(hostile)
         monkeypatch.syspath_prepend(hostile)
-        with pytest.raises(UserError, match="lies inside the run folder"):
+        with pytest.raises(UserError, match="is inside the run folder"):
             longspan.load(tmp_path / "linked")
         assert not (hostile / "executed").exists()
 
@@ -641,11 +645,12 @@ class TestRegistering:
         longspan.register_tokenizer("pairs", my_data.PairTokenizer, config_class=my_data.PairConfig)
         longspan.register_corpus("verses", my_data.verses, about="the cat, again and again")
         with pytest.raises(
-            UserError, match="'lstm' is registered already, with another object: choose another"
+            UserError, match="'lstm' is already registered with another object: choose another"
         ):
             longspan.register_architecture("lstm", my_lstm.LstmConfig, lambda config, size: None)
         with pytest.raises(
-            UserError, match="LstmConfig holds the options of the architecture 'lstm': derive"
+            UserError,
+            match="LstmConfig is already the configuration class of the architecture 'lstm': derive",
         ):
             longspan.register_architecture("other", my_lstm.LstmConfig, my_lstm.LstmModel)
         with pytest.raises(UserError, match="the block 'c' is registered already"):
@@ -675,17 +680,20 @@ class TestRegistering:
     @pytest.mark.parametrize(
         ("call", "reason"),
         [
-            ("architecture('a b', LstmConfig, LstmModel)", "the name of a architecture has letters, digits"),
+            (
+                "architecture('a b', LstmConfig, LstmModel)",
+                "the architecture name 'a b' is not valid: use letters, digits",
+            ),
             ("architecture('a', dict, LstmModel)", "the options of architecture 'a' must be a dataclass"),
             ("architecture('a', LstmConfig, 3)", "the build of architecture 'a' must be a function, not 3"),
             ("architecture('a', Plain, LstmModel)", "Plain.size has no help: declare the options"),
-            ("block('xy', 'mine', LstmModel)", "a block is registered for one letter from a to z"),
-            ("block('ß', 'mine', LstmModel)", "a block is registered for one letter from a to z"),
+            ("block('xy', 'mine', LstmModel)", "a block needs one letter from a to z"),
+            ("block('ß', 'mine', LstmModel)", "a block needs one letter from a to z"),
             ("tokenizer('t', LstmModel)", "the tokenizer 't' needs fit(config, corpus)"),
             ("tokenizer('t', 'm:T', options=['size'])", "the options of a tokenizer are vocabulary_size"),
             ("tokenizer('t', 'm:T', config_class=LstmConfig)", "LstmConfig must derive from longspan.config"),
-            ("corpus('a.txt', LstmModel)", "the corpus 'a.txt' reads like a file"),
-            ("corpus('a/b', LstmModel)", "the name of a corpus has letters, digits"),
+            ("corpus('a.txt', LstmModel)", "the corpus 'a.txt' looks like a file name"),
+            ("corpus('a/b', LstmModel)", "the corpus name 'a/b' is not valid: use letters, digits"),
         ],
     )
     def test_mistakes_are_one_line(
@@ -770,9 +778,9 @@ class TestEntryPoints:
         assert found.returncode == 0, found.stderr
         assert found.stdout.startswith("small: ")
         assert found.stderr.splitlines() == [
-            "longspan: warning: entry point 'broken' of the installed plugins is left out: the plugin "
+            "longspan: warning: the installed plugin with entry point 'broken' is skipped: the plugin "
             f"'broken' could not be imported: ValueError: no ({code}/broken.py:1)",
-            "longspan: warning: entry point 'gone' of the installed plugins is left out: there is no plugin "
+            "longspan: warning: the installed plugin with entry point 'gone' is skipped: there is no plugin "
             "'gone': install it, or put its folder on PYTHONPATH",
         ]
 

@@ -38,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def nats_of(
-    value: Any, readings: list[race_protocol.Reading], test: np.ndarray, block: int, contiguous_split: int = 3
+    value: Any, readings: list[race_protocol.Reading], test: np.ndarray, block: int, batch_size: int = 3
 ) -> float:
     """The sum over what is scored of `value(target, bytes before it in its reading)`."""
 
@@ -50,7 +50,7 @@ def nats_of(
 
     before = np.full(2000, 10**9)  # if it were scored, every sum would show it
     return race_protocol.nats(
-        read, before, test, readings, contiguous_split=contiguous_split, block_length=block, device=CPU
+        read, before, test, readings, batch_size=batch_size, block_length=block, device=CPU
     )
 
 
@@ -244,7 +244,7 @@ def test_lanes_that_were_warmed_are_worth_one_long_reading() -> None:
             text[:500],
             text[500:900],
             race_protocol.streams(400, lanes, warm),
-            contiguous_split=4,
+            batch_size=4,
             block_length=32,
             device=CPU,
         )

@@ -164,5 +164,5 @@ def test_join_puts_selected_rows_together_again() -> None:
     assert same(State.join([state]), state)
     with pytest.raises(ValueError, match="the same tensors"):
         State.join([State({"b": torch.zeros(1, 1)}), State({"b": torch.zeros(1, 1), "c": torch.zeros(1)})])
-    with pytest.raises(ValueError, match=r"unequally much .*: a\.b is \(2, 3\) and \(1, 5\)$"):
+    with pytest.raises(ValueError, match=r"memories of different length .*: a\.b is \(2, 3\) and \(1, 5\)$"):
         State.join([State({"a": State({"b": torch.zeros(rows, n)})}) for rows, n in ((2, 3), (1, 5))])

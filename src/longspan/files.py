@@ -1,7 +1,7 @@
-"""Writing files so that a reader never sees half of one, whatever kills the writer.
+"""Atomic writing: a reader never sees a partial file, even if the writer is killed.
 
-What is being written lies beside its target under a name that says who writes it, so that the next writer of
-the same target can tell the leavings of a dead process from the work of a living one.
+Data is written next to its target, under a name with the host and process id of the writer. The next writer
+of the same target removes what dead processes left behind.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pathlib import Path
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield an empty file beside `path`; when the block ends well it takes the name `path`."""
+    """Yield an empty file next to `path`; if the block succeeds, it is renamed to `path`."""
     partial = _beside(path)
     partial.touch(exist_ok=False)
     permissions = stat.S_IMODE(partial.stat().st_mode)
     try:
         yield partial
-        partial.chmod(permissions)  # some libraries put a file of their own, for the owner only, in its place
+        partial.chmod(permissions)  # some libraries replace it by a file that only the owner can read
         _to_disk(partial)
         os.replace(partial, path)
         _to_disk(path.parent)
@@ -37,10 +37,10 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(path: Path, *, first_wins: bool = False) -> Iterator[Path]:
-    """Yield an empty folder beside `path`; when the block ends well it takes the name `path`.
+    """Yield an empty folder next to `path`; if the block succeeds, it is renamed to `path`.
 
-    If something came to be at `path` in the meantime it stays, and ours is dropped: with a `FileExistsError`,
-    or quietly with `first_wins`, for caches where everybody writes the same.
+    If `path` was created in the meantime it is kept and ours is deleted, with a `FileExistsError`. With
+    `first_wins` there is no error: for caches where all writers write the same.
     """
     partial = _beside(path)
     partial.mkdir()
@@ -64,13 +64,13 @@ def whole_folder(path: Path, *, first_wins: bool = False) -> Iterator[Path]:
 
 
 def free_folder(wanted: Path) -> Path:
-    """`wanted`, or with the first free number from 2 after it if something is there."""
+    """`wanted`, or if it exists `wanted-2`, `wanted-3` ..., whichever is free."""
     numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
     return next(path for path in itertools.chain([wanted], numbered) if not path.exists())
 
 
 def _beside(path: Path) -> Path:
-    """A free name next to `path` that tells our process; what dead processes left there is removed."""
+    """A free name next to `path` with our host and process id. Leftovers of dead processes are removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for entry in path.parent.iterdir():
         if _is_left_over(entry, path):
@@ -82,7 +82,7 @@ def _beside(path: Path) -> Path:
 
 
 def _is_left_over(entry: Path, path: Path) -> bool:
-    """Whether `entry` is an unfinished `path` whose writer, on this machine, is no more."""
+    """Whether `entry` is a partial `path` whose writer, a process of this machine, is dead."""
     name = re.fullmatch(rf"\.{re.escape(path.name)}\.(\d+)\.[0-9a-f]+@(.*)\.part", entry.name)
     return name is not None and name[2] == platform.node() and not _is_alive(int(name[1]))
 
@@ -92,7 +92,7 @@ def _is_alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # somebody else's
+    except PermissionError:  # it belongs to another user
         return True
     return True
 

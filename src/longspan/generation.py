@@ -1,4 +1,4 @@
-"""Sampling text with carried state: the prompt is read once, and no token is ever read again.
+"""Sampling text with carried state: every token is read once.
 
 Shapes: B batch, T block, D width, V vocabulary.
 """
@@ -32,11 +32,11 @@ def generate(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[int]:
-    """Read a prompt, and yield `tokens` new tokens, each as soon as it is drawn."""
+    """Read a prompt and yield `tokens` new tokens, each as soon as it is sampled."""
     if model.training:
         raise ValueError("generation needs a model in evaluation mode: call model.eval() first")
     if len(prompt_ids) == 0:
-        raise ValueError("generation needs at least one token to begin with")
+        raise ValueError("generation needs a prompt of at least one token")
     check_sampling(tokens, temperature, top_k, top_p)
     yield from generate_from(
         model,
@@ -60,9 +60,9 @@ def generate_from(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[int]:
-    """Go on with a text that was read already.
+    """Continue a text from its state.
 
-    Draws are made on the CPU, with a CPU generator: one seed gives one text, whatever the device.
+    Sampling uses a CPU generator, so a seed gives the same draws on every device.
     """
     log_probs_BV, device = model.head.log_probs(start.hidden_D[None, None])[:, 0], start.hidden_D.device
     decoder = Decoder(model, start.state)
@@ -74,21 +74,20 @@ def generate_from(
 
 
 class Decoder:
-    """Reads single tokens, one after another for each row of a batch, going on from a state.
+    """Reads one token at a time for each row of a batch, starting from a state.
 
-    Small operations take longest, so a model may have a step for single tokens, `step_from`. On a GPU even
-    its operations take longer to launch than to compute: a step is captured as a CUDA graph, and replayed for
-    every further token. A model without one is read by `forward`, and captured once the shapes of its state
-    stay the same.
+    Single tokens are dominated by overhead, so a model may have a special step for them, `step_from`. On a
+    GPU it is captured as a CUDA graph and replayed for every further token. A model without `step_from` uses
+    `forward`, which is captured once the shapes of its state stay the same.
     """
 
     def __init__(self, model: LanguageModel, state: State) -> None:
         self._model = model
         self._step: Step | None = None
-        self._recording: _Recording | None = None
-        self._steady, self._can_record = False, True
+        self._captured: _CapturedStep | None = None
+        self._steady, self._can_capture = False, True
         device = next(model.parameters()).device.type
-        # Saves a tenth of the time on a CPU, at the price that nobody can change in place what comes out.
+        # Inference mode saves a tenth of the time on a CPU; its outputs cannot be changed in place.
         self._without_gradients = torch.inference_mode if device == "cpu" else torch.no_grad
         if not model.training and not torch.is_autocast_enabled(device):
             with self._without_gradients():
@@ -98,47 +97,49 @@ class Decoder:
             self._state = model.decoding_state(state)
 
     def read(self, tokens_B1: Tensor) -> Tensor:
-        """Log-probabilities of what follows; they hold until the next call."""
+        """Log-probabilities of the next token; the next call overwrites them."""
         with self._without_gradients():
-            if self._recording is None and self._steady:
-                self._recording = self._recorded(tokens_B1)
-            if self._recording is not None:
-                return self._recording(tokens_B1)
+            if self._captured is None and self._steady:
+                self._captured = self._try_capture(tokens_B1)
+            if self._captured is not None:
+                return self._captured(tokens_B1)
             if self._step is not None:
-                # From the second token on: the first one compiles.
-                self._steady = self._can_record and _on_gpu(tokens_B1)
+                # Captured from the second token on: the first one compiles kernels.
+                self._steady = self._can_capture and _on_gpu(tokens_B1)
                 return self._launch(tokens_B1)
             log_probs_BV, after = _read(self._model, tokens_B1, self._state)
-            can_record = self._can_record and _on_gpu(tokens_B1) and self._model.shape_key(after) is not None
-            self._steady = can_record and _shapes(after) == _shapes(self._state)
+            can_capture = (
+                self._can_capture and _on_gpu(tokens_B1) and self._model.shape_key(after) is not None
+            )
+            self._steady = can_capture and _shapes(after) == _shapes(self._state)
             self._state = after
             return log_probs_BV
 
-    def _recorded(self, tokens_B1: Tensor) -> _Recording | None:
-        """None, after a warning, if it failed: then every token is launched."""
+    def _try_capture(self, tokens_B1: Tensor) -> _CapturedStep | None:
+        """A captured step. If capture fails: None, after a warning, and every token is launched."""
         try:
-            return self._record(tokens_B1)
-        except Exception as problem:  # whatever a model does that cannot be captured, it can be launched
+            return self._capture(tokens_B1)
+        except Exception as problem:  # any model can be launched
             reason = str(problem).strip().partition("\n")[0]
-        self._can_record = False
+        self._can_capture = False
         warnings.warn(
             f"decoding cannot be captured as a CUDA graph and is launched instead, which is slower: {reason}",
             stacklevel=3,
         )
         return None
 
-    def _record(self, tokens_B1: Tensor) -> _Recording:
+    def _capture(self, tokens_B1: Tensor) -> _CapturedStep:
         if self._step is not None:
-            return _Recording(self._launch, tokens_B1)
+            return _CapturedStep(self._launch, tokens_B1)
         self._state = self._state.map(torch.clone)
-        return _Recording(self._next, tokens_B1)
+        return _CapturedStep(self._next, tokens_B1)
 
     def _launch(self, tokens_B1: Tensor) -> Tensor:
         assert self._step is not None
         return self._model.head.log_probs(self._step(tokens_B1.t()))[0]
 
     def _next(self, tokens_B1: Tensor) -> Tensor:
-        """From a state to the next, in the place of the first."""
+        """Read a token and write the new state over the old one."""
         log_probs_BV, after = _read(self._model, tokens_B1, self._state)
         leaves = after.flatten()
         for name, leaf in self._state.flatten().items():
@@ -146,8 +147,8 @@ class Decoder:
         return log_probs_BV
 
 
-class _Recording:
-    """What `read` does with tokens, to be replayed."""
+class _CapturedStep:
+    """`read`, captured as a CUDA graph."""
 
     def __init__(self, read: Callable[[Tensor], Tensor], tokens_B1: Tensor) -> None:
         self.tokens_B1 = tokens_B1.clone()
@@ -174,7 +175,7 @@ def sample(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draw one token per row; temperature 0 takes the most probable one."""
+    """Sample one token per row; temperature 0 takes the most probable one."""
     if temperature == 0:
         return log_probs_BV.argmax(dim=-1)
     probs_BV = sampling_distribution(log_probs_BV, temperature, top_k, top_p)
@@ -184,10 +185,17 @@ def sample(
 def sampling_distribution(
     log_probs_BV: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
 ) -> Tensor:
-    """What tokens are drawn from: first the temperature, then only the `top_k` most probable tokens, then of
-    those the fewest that together reach probability `top_p`; what is left is scaled to 1."""
-    below_best_BV = log_probs_BV - log_probs_BV.amax(dim=-1, keepdim=True)  # so no temperature can overflow
-    scores_BV = (below_best_BV.double() / temperature).to(log_probs_BV.dtype)  # in float32 it might be 0
+    """The distribution that tokens are sampled from.
+
+    The temperature is applied first. Then only the `top_k` most probable tokens are kept, and of those the
+    smallest set with total probability `top_p`. The rest is renormalised.
+    """
+    below_best_BV = log_probs_BV - log_probs_BV.amax(
+        dim=-1, keepdim=True
+    )  # avoids overflow at low temperatures
+    scores_BV = (below_best_BV.double() / temperature).to(
+        log_probs_BV.dtype
+    )  # in float32 the temperature might be 0
     scores_BV, order_BV = scores_BV.sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
         scores_BV[:, top_k:] = -torch.inf
@@ -202,7 +210,7 @@ def sampling_distribution(
 
 
 def check_sampling(tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
-    """Raise `UserError` for settings that mean nothing."""
+    """Raise `UserError` for invalid settings."""
     if tokens < 0:
         raise UserError(f"the number of tokens to generate must be 0 or more, not {tokens}")
     if not 0 <= temperature < float("inf"):

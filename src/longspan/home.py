@@ -1,4 +1,4 @@
-"""Where corpora, token files and compiled code live between runs."""
+"""The cache folder for corpora, token files and compiled code."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import pooch
 
 
 def home() -> Path:
-    """The folder named by `LONGSPAN_HOME`, else this user's cache folder for Longspan."""
+    """The folder in `LONGSPAN_HOME`, else Longspan's folder in the user's cache."""
     return Path(os.environ.get("LONGSPAN_HOME") or pooch.os_cache("longspan")).absolute()

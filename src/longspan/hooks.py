@@ -1,34 +1,34 @@
-"""What a module may say to the trainer: optional methods, collected from all modules of a model.
+"""Hooks: optional methods of modules, collected from all modules of a model.
 
-Any `nn.Module` inside a `LanguageModel` may have any of these methods, and needs no base class for them:
+Any `nn.Module` inside a `LanguageModel` may have any of these methods; no base class is needed:
 
     penalties() -> dict[str, Tensor]
-        Scalars that are added to the training loss. Those of one name are added up.
+        Scalars that are added to the training loss. Penalties with the same name are summed.
     after_update() -> None
-        Called once after every optimizer step: to count updates, to project parameters.
+        Called once after every optimizer step, for example to count updates or to clamp parameters.
     refresh() -> None
-        Derive from the weights what is derived from them. Called after `after_update`, and whenever weights
-        were loaded or replaced by their average.
+        Recompute what is derived from the weights. Called after `after_update`, and whenever weights were
+        loaded or replaced by their average.
     begin_epoch(number: int) -> None
         Called before every step with the number of its epoch, counted from 0.
     diagnostics() -> dict[str, Tensor]
-        What there is to see inside. Scalars (no dimensions) become metrics of every logged step; where
-        several modules give one name, their mean. Other tensors are for inspection from Python; where several
-        modules give one name, it follows the module's path.
+        Named tensors. Scalars (no dimensions) become metrics of every logged step; if several modules use the
+        same name, their mean. Other tensors are for inspection from Python; if several modules use the same
+        name, the module's path is put before it.
     records() -> dict[str, dict[str, Any]]
-        At every logged step a run appends {"step": ..., **fields} to `<name>.jsonl`, as JSON. Where several
-        modules give one name, the fields of each stand under the module's path.
+        At every logged step a run appends {"step": ..., **fields} to `<name>.jsonl`, as JSON. If several
+        modules use the same name, the fields of each are under the module's path.
     optimizer_groups() -> dict[str, list[nn.Parameter]]
-        Which parameters belong to one of `GROUPS`. For all that nobody declares: weights of `nn.Linear` and
-        of recurrent layers outside the output head are "matrix", everything else is "no_decay".
+        Which parameters belong to which of `GROUPS`. Of undeclared parameters, weights of `nn.Linear` and of
+        recurrent layers outside the output head are "matrix", all others are "no_decay".
     flops(shape: Shape) -> float
-        FLOPs per token of the forward pass, of this module and everything inside it; see `longspan.flops`.
+        FLOPs of the forward pass per token, of this module and everything inside it; see `longspan.flops`.
 
-What must survive a checkpoint belongs into parameters and buffers.
+Values that must survive a checkpoint belong in parameters and buffers.
 
-Where one operation can serve all instances of a class, the class has a static method with `_of` added to the
-name, which gets the list of them: `penalties_of(modules)`, `begin_epoch_of(modules, number)`. It is called
-once in place of the methods of the instances.
+If one operation can serve all instances of a class, the class may have a static method with `_of` added to
+the name, which takes a list of them: `penalties_of(modules)`, `begin_epoch_of(modules, number)`. It is called
+once instead of the methods of the instances.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from torch import Tensor, nn
 from longspan.errors import UserError
 
 GROUPS = {
-    "matrix": "decays, and Muon moves it: [rows, columns], or many of them [N, rows, columns]",
-    "decay": "decays, and Muon leaves it to AdamW",
-    "no_decay": "does not decay, and Muon leaves it to AdamW",
-    "span": 'as "no_decay", with the learning rate span_learning_rate where a stage has one',
+    "matrix": "weight decay, trained by Muon: [rows, columns], or N matrices [N, rows, columns]",
+    "decay": "weight decay, trained by AdamW in a stage with Muon",
+    "no_decay": "no weight decay, trained by AdamW in a stage with Muon",
+    "span": 'like "no_decay", with the learning rate span_learning_rate if a stage has one',
 }
-"""How parameters are trained."""
+"""The optimizer groups of parameters."""
 
 
 def ask(model: nn.Module, hook: str, *arguments: Any) -> list[tuple[nn.Module, Any]]:
-    """The answers of all modules inside `model` that have `hook`, in order, each with its module.
+    """Call `hook` on all modules inside `model` that have it: their results in order, each with its module.
 
-    Modules that answer at once give one answer, in the place of the first of them.
+    For a class with `<hook>_of` there is one result, listed with the first of its modules.
     """
     modules = _inside(model)
-    kinds = {type(module) for module in modules}  # few: classes are looked through, not every module
+    kinds = {type(module) for module in modules}  # there are fewer classes than modules
     all_of = {kind: getattr(kind, f"{hook}_of", None) for kind in kinds}
     asked = {kind for kind in kinds if all_of[kind] or callable(getattr(kind, hook, None))}
     modules = [module for module in modules if type(module) in asked]
@@ -71,12 +71,12 @@ def ask(model: nn.Module, hook: str, *arguments: Any) -> list[tuple[nn.Module, A
 
 
 def has(module: nn.Module, hook: str) -> bool:
-    """Whether its class has the method; an attribute of that name is something else."""
+    """Whether the class of `module` has the method; an attribute of that name does not count."""
     return callable(getattr(type(module), hook, None))
 
 
 def penalties(model: nn.Module) -> dict[str, Tensor]:
-    """The named terms of all modules."""
+    """The penalties of all modules, summed by name."""
     found = _by_name(model, "penalties")
     for name, terms in found.items():
         for module, term in terms:
@@ -86,7 +86,7 @@ def penalties(model: nn.Module) -> dict[str, Tensor]:
 
 
 def diagnostics(model: nn.Module) -> dict[str, Tensor]:
-    """What there is to see in all modules."""
+    """The diagnostics of all modules; scalars with the same name are averaged."""
     paths = {module: path for path, module in model.named_modules()}
     found: dict[str, Tensor] = {}
     for name, seen in _by_name(model, "diagnostics").items():
@@ -101,7 +101,7 @@ def diagnostics(model: nn.Module) -> dict[str, Tensor]:
 
 
 def records(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """The fields of every file."""
+    """The fields for every `.jsonl` file, by its name."""
     paths = {module: path for path, module in model.named_modules()}
     return {
         name: given[0][1] if len(given) == 1 else {paths[module]: fields for module, fields in given}
@@ -110,13 +110,13 @@ def records(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 
 def optimizer_groups(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """What all modules declare."""
+    """The parameters that modules declare, by group."""
     found = _by_name(model, "optimizer_groups")
     return {group: [p for _, parameters in lists for p in parameters] for group, lists in found.items()}
 
 
 def _inside(model: nn.Module) -> list[nn.Module]:
-    """Every module inside, once; a model inside a model answers for its own modules."""
+    """Every module inside, once. A model inside the model collects the hooks of its own modules."""
     modules = [module for module in model.modules() if module is not model]
     collecting = {kind for kind in set(map(type, modules)) if getattr(kind, "collects_hooks", False)}
     if not collecting:
@@ -127,7 +127,7 @@ def _inside(model: nn.Module) -> list[nn.Module]:
 
 
 def _by_name(model: nn.Module, hook: str) -> dict[str, list[tuple[nn.Module, Any]]]:
-    """What the modules give under every name."""
+    """The values that modules return for every name."""
     found: dict[str, list[tuple[nn.Module, Any]]] = {}
     for module, answer in ask(model, hook):
         if not isinstance(answer, Mapping):

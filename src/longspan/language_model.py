@@ -34,7 +34,7 @@ class GeneratedText(str):
 
     @cached_property
     def state(self) -> TextState:
-        """The state after this text, to go on from; computed when it is first asked for."""
+        """The state after this text, to continue from; computed on first use."""
         return self._make_state()
 
 
@@ -112,7 +112,7 @@ class LoadedModel:
         seed: int | None = None,
         state: TextState | None = None,
     ) -> GeneratedText:
-        """How the text might go on after `state` and `prompt`; the prompt itself is not repeated.
+        """A continuation of the text after `state` and `prompt`; the prompt itself is not repeated.
 
         What comes back is a string; its `state` is the one after it.
         """
@@ -232,7 +232,8 @@ def _checkpoint(folder: RunFolder, which: Literal["best", "last"]) -> Path:
             f'there is no checkpoint {path}; use --checkpoint {other} (in Python: which="{other}")'
         )
     raise UserError(
-        f"there is no checkpoint {path}: the run has saved nothing yet; go on with '{folder.resume_command}'"
+        f"there is no checkpoint {path}: the run has saved nothing yet; continue with "
+        f"'{folder.resume_command}'"
     )
 
 

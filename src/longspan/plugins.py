@@ -1,7 +1,7 @@
-"""Importing plugins: modules of users, found on the Python path, whose import registers what they add.
+"""Imports plugins: users' modules on the Python path that register something when they are imported.
 
-A run folder can come from anywhere, and its config.toml names plugins. So a name is looked up before it is
-imported, and a module that lies inside a run folder is refused.
+A run folder may come from an untrusted source, and its config.toml names plugins. So a module is located
+before it is imported, and refused if it lies inside a run folder.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ _run_folders: set[Path] = set()
 
 
 def never_import_from(folder: Path) -> None:
-    """From now on no plugin is imported from this run folder."""
+    """Refuse to import plugins from this run folder."""
     _run_folders.update((folder.absolute(), folder.resolve()))
 
 
 def import_plugin(name: str) -> None:
-    """Import the module `name`; whatever goes wrong is a `UserError` that names it."""
+    """Import the module `name`; every failure is a `UserError` that names it."""
     parts = name.split(".")
     if parts[-1] == "py" or not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
         raise UserError(
-            f"'{name}' is no name of a plugin: give a module, such as my_module or my_package.my_module"
+            f"'{name}' is not a valid plugin name: use the name of a module, such as my_module or "
+            "my_package.my_module"
         )
-    for count in range(1, len(parts) + 1):  # packages first: looking for a.b imports a
+    for count in range(1, len(parts) + 1):  # packages first: locating a.b imports a
         module = ".".join(parts[:count])
         spec = _found(module, name)
         _refuse_run_folders(spec, name)
@@ -45,7 +46,7 @@ def _found(module: str, plugin: str) -> ModuleSpec:
     except (
         ValueError,
         ImportError,
-    ):  # a module without a spec, such as __main__; a parent that is no package
+    ):  # no spec, such as __main__, or the parent is not a package
         spec = None
     if spec is None:
         part = "" if module == plugin else f" (there is no module '{module}')"
@@ -59,7 +60,7 @@ def _refuse_run_folders(spec: ModuleSpec, plugin: str) -> None:
         for folder in _run_folders:
             if place.absolute().is_relative_to(folder) or place.resolve().is_relative_to(folder):
                 raise UserError(
-                    f"the plugin '{plugin}' lies inside the run folder {folder}, and code is never taken "
+                    f"the plugin '{plugin}' is inside the run folder {folder}, and code is never imported "
                     "from there: install it, or put its folder on PYTHONPATH"
                 )
 
@@ -76,7 +77,7 @@ def _imported(module: str, plugin: str, spec: ModuleSpec) -> None:
 
 
 def _place(problem: BaseException, origin: str | None) -> str:
-    """`file:line` of the last line in the plugin's own file that was running, else of the last line."""
+    """`file:line` of the innermost frame in the plugin's own file, else of the innermost frame."""
     if isinstance(problem, SyntaxError) and problem.filename:
         return f"{problem.filename}:{problem.lineno}"
     lines = [(frame.filename, frame.lineno) for frame in _frames(problem.__traceback__)]
@@ -86,6 +87,6 @@ def _place(problem: BaseException, origin: str | None) -> str:
 
 
 def _frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
-    """Without those of the import system and of this file."""
+    """The frames of a traceback, without those of the import system and of this file."""
     skipped = ("<frozen importlib", __file__, sys.modules["importlib"].__file__ or "importlib")
     return [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(skipped)]

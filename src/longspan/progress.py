@@ -1,4 +1,4 @@
-"""Telling how far something long has come, in a log that should stay short."""
+"""Progress of long operations, in few lines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def every_tenth(say: Callable[[int, int], None]) -> Callable[[int, int], None]:
-    """`say(done, total)`, but only when another tenth of the way is done; an unknown total is 0."""
+    """`say(done, total)`, but only once per tenth of the total; 0 means that the total is unknown."""
     said = 0
 
     def tell(done: int, total: int) -> None:

@@ -22,9 +22,9 @@ _TAIL = 16  # last tokens that are kept: what text follows may depend on them (b
 
 @dataclass(frozen=True)
 class TextState:
-    """What a model knows after it has read a text: enough to go on as if it had never stopped.
+    """What a model knows after it has read a text: enough to continue as if it had never stopped.
 
-    A value: going on from it does not change it, and any number of continuations can start from it.
+    A value: continuing from it does not change it, and any number of continuations can start from it.
     """
 
     state: State  # of the model

@@ -1,8 +1,8 @@
-"""What names in a recipe stand for: architectures, blocks, tokenizers and corpora.
+"""Architectures, blocks, tokenizers and corpora by the names used in recipes.
 
-What comes with the package (builtin.py) and what plugins add is registered by the same functions. A name that
-is not known makes the registry import the installed plugins, those with an entry point in `longspan.plugins`.
-Where an entry needs torch, `module:name` may stand for the object: it is imported when it is first used.
+The package itself (builtin.py) and plugins register with the same functions. Looking up an unknown name
+imports the installed plugins, which have an entry point in the group `longspan.plugins`. An object may be
+given as `module:name` and is then imported on first use, so that torch is not imported early.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ TOKENIZER_OPTIONS = ("vocabulary_size", "lowercase", "order")
 
 @dataclass(frozen=True)
 class Entry:
-    """`made_by` builds, reads or loads what a name stands for; `config_class` holds its options."""
+    """`made_by` builds or loads the object; `config_class` holds its options."""
 
     made_by: Any
     config_class: type | None = None
 
     def resolve(self) -> Any:
-        """The object itself, imported if it was given by name."""
+        """`made_by` itself, imported if it is given as `module:name`."""
         if not isinstance(self.made_by, str):
             return self.made_by
         module, _, name = self.made_by.partition(":")
@@ -58,19 +58,19 @@ E = TypeVar("E", bound=Entry)
 
 
 class Table(Mapping[str, E], Generic[E]):
-    """Names and what is registered for them, in order of registration."""
+    """Registered entries by name, in order of registration."""
 
     def __init__(self, what: str) -> None:
         self.what = what
         self._entries: dict[str, E] = {}
 
     def add(self, name: str, entry: E) -> None:
-        """Register; the same again changes nothing, and another under a name that is taken is refused."""
+        """Register an entry. The same entry again changes nothing; another one with this name is an error."""
         _load_builtin()
         before = self._entries.setdefault(name, entry)
         if before != entry:
             ours = str(before.made_by).startswith("longspan.") or before.made_by is None
-            taken = "comes with longspan" if ours else "is registered already, with another object"
+            taken = "comes with longspan" if ours else "is already registered with another object"
             raise UserError(f"the {self.what} '{name}' {taken}: choose another name")
 
     def __getitem__(self, name: str) -> E:
@@ -88,17 +88,17 @@ class Table(Mapping[str, E], Generic[E]):
         return len(list(iter(self)))
 
     def known(self) -> Mapping[str, E]:
-        """What is registered by now; installed plugins are not imported for it."""
+        """What is registered so far, without importing installed plugins."""
         _load_builtin()
         return self._entries
 
     def name_of(self, config_class: type) -> str | None:
-        """The name that a class of options is registered for."""
+        """The name that a configuration class is registered for."""
         found = (name for name, entry in self.known().items() if entry.config_class is config_class)
         return next(found, None)
 
     def forget_failed(self) -> None:
-        """Drop what was registered by a module whose import failed after that."""
+        """Remove what a module registered before its import failed."""
         for name, entry in list(self._entries.items()):
             module = getattr(entry.made_by, "__module__", None)
             if module is not None and module not in sys.modules:
@@ -112,11 +112,12 @@ CORPORA: Table[CorpusEntry] = Table("corpus")
 
 
 def register_architecture(name: str, config_class: type, build: Callable[[Any, int], Any] | str) -> None:
-    """Let `architecture = name` in a recipe stand for a model of one's own.
+    """Register a model under the name that recipes use in `architecture = name`.
 
-    `config_class` is a frozen dataclass whose fields are made by `longspan.option` and `longspan.section`:
-    the other keys of [model]. `build(config, vocabulary_size)` returns a `longspan.LanguageModel`. An
-    architecture that can be searched has an option `pattern`, and its `build` takes an argument `arrange`.
+    `config_class` is a frozen dataclass with the other keys of [model]; its fields are made by
+    `longspan.option` and `longspan.section`. `build(config, vocabulary_size)` returns a
+    `longspan.LanguageModel`. For `longspan search` an architecture needs an option `pattern`, and its `build`
+    an argument `arrange`.
     """
     _check_name("architecture", name)
     _check_made_by(f"the build of architecture '{name}'", build)
@@ -124,8 +125,8 @@ def register_architecture(name: str, config_class: type, build: Callable[[Any, i
     other = ARCHITECTURES.name_of(config_class)
     if other is not None and other != name:
         raise UserError(
-            f"{config_class.__name__} holds the options of the architecture '{other}': derive another class "
-            f"from it for '{name}'"
+            f"{config_class.__name__} is already the configuration class of the architecture '{other}': "
+            f"derive another class from it for '{name}'"
         )
     ARCHITECTURES.add(name, Entry(build, config_class))
 
@@ -133,15 +134,15 @@ def register_architecture(name: str, config_class: type, build: Callable[[Any, i
 def register_block(
     letter: str, name: str, build: Callable[[Any, Any], Any] | str | None, config_class: type | None = None
 ) -> None:
-    """Let a letter stand for a block of one's own, in patterns and among the candidates of a search.
+    """Register a block under a letter, for patterns and for the candidates of a search.
 
-    `build(config, options)` returns a new `longspan.Block` for a model with the configuration `config`, whose
-    hidden states are `config.width` wide. `config_class`, if there is one, is a frozen dataclass of options
-    which are read from [model.blocks.LETTER]; without it `options` is None. Only the letters that
-    come with longspan have no `build`: every architecture makes such blocks in its own way.
+    `build(config, options)` returns a new `longspan.Block` for a model with the configuration `config` and
+    hidden states of width `config.width`. `config_class`, if given, is a frozen dataclass; its options are
+    read from [model.blocks.LETTER]. Without it `options` is None. Only the built-in letters have no `build`:
+    every architecture makes these blocks itself.
     """
     if not (len(letter) == 1 and letter.isascii() and letter.isalpha()):
-        raise UserError(f"a block is registered for one letter from a to z or A to Z, not {letter!r}")
+        raise UserError(f"a block needs one letter from a to z or A to Z, not {letter!r}")
     _check_made_by(f"the build of block '{letter}'", build, optional=True)
     if config_class is not None:
         _check_options(config_class, f"block '{letter}'")
@@ -151,10 +152,10 @@ def register_block(
 def register_tokenizer(
     kind: str, tokenizer: Any, *, config_class: type | None = None, options: Iterable[str] = ()
 ) -> None:
-    """Let `kind` in [data.tokenizer] stand for a tokenizer of one's own.
+    """Register a tokenizer under the name that recipes use as `kind` in [data.tokenizer].
 
     `tokenizer` is a subclass of `longspan.data.Tokenizer` with a static method `fit(config, corpus)`.
-    `options` are those of `vocabulary_size`, `lowercase` and `order` that it takes. Further options are the
+    `options` lists which of `vocabulary_size`, `lowercase` and `order` it supports. Further options are the
     fields of `config_class`, which derives from `longspan.config.TokenizerConfig`.
     """
     _check_name("tokenizer", kind)
@@ -178,21 +179,21 @@ def register_tokenizer(
 def register_corpus(
     name: str, load: Callable[[Callable[[str], None]], Any] | str, *, about: str = ""
 ) -> None:
-    """Let `corpus = name` in [data] stand for a text of one's own.
+    """Register a corpus under the name that recipes use in [data] as `corpus = name`.
 
-    `load(say)` returns the path of a file or folder of text, which is split as any other, or a
-    `longspan.data.Corpus`. While it works it may call `say` with a line for the user. `about` is what
-    'longspan data list' shows.
+    `load(say)` returns the path of a text file or folder, which is split like any other, or a
+    `longspan.data.Corpus`. It may call `say` with lines for the user. `about` is shown by
+    'longspan data list'.
     """
     _check_name("corpus", name)
     if "." in name:
-        raise UserError(f"the corpus '{name}' reads like a file: choose a name without a dot")
+        raise UserError(f"the corpus '{name}' looks like a file name: choose a name without a dot")
     _check_made_by(f"the load of corpus '{name}'", load)
     CORPORA.add(name, CorpusEntry(load, None, about))
 
 
 def load_plugins(names: Iterable[str]) -> None:
-    """Import the modules that a recipe, an option or a call names."""
+    """Import plugins by the names of their modules."""
     _load_builtin()
     for name in names:
         try:
@@ -208,12 +209,12 @@ _builtin_loaded = _entry_points_loaded = False
 def _load_builtin() -> None:
     global _builtin_loaded
     if not _builtin_loaded:
-        _builtin_loaded = True  # first: it registers through the same functions
+        _builtin_loaded = True  # before the import, which calls functions of this module
         import_module(BUILTIN)
 
 
 def _load_entry_points() -> None:
-    """Import the installed plugins, once; one that is broken is a warning."""
+    """Import the installed plugins, once; a plugin that fails is skipped with a warning."""
     global _entry_points_loaded
     if _entry_points_loaded:
         return
@@ -223,7 +224,7 @@ def _load_entry_points() -> None:
             import_plugin(entry_point.module)
         except UserError as problem:
             _forget_failed()
-            message = "longspan: warning: entry point '%s' of the installed plugins is left out: %s"
+            message = "longspan: warning: the installed plugin with entry point '%s' is skipped: %s"
             logging.getLogger("longspan").warning(message, entry_point.name, problem)
 
 
@@ -235,7 +236,7 @@ def _forget_failed() -> None:
 
 def _check_name(what: str, name: str) -> None:
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", name):
-        raise UserError(f"the name of a {what} has letters, digits and - _ . +, not {name!r}")
+        raise UserError(f"the {what} name {name!r} is not valid: use letters, digits and - _ . +")
 
 
 def _check_made_by(what: str, made_by: Any, *, optional: bool = False) -> None:
@@ -244,7 +245,7 @@ def _check_made_by(what: str, made_by: Any, *, optional: bool = False) -> None:
 
 
 def _check_options(config_class: Any, whose: str) -> None:
-    """A class that a table can be read into: a dataclass, every field documented."""
+    """Check that a configuration class is a dataclass with a help text for every field."""
     if not isinstance(config_class, type) or not dataclasses.is_dataclass(config_class):
         raise UserError(f"the options of {whose} must be a dataclass, not {config_class!r}")
     for field in dataclasses.fields(config_class):

@@ -1,8 +1,8 @@
-"""The value a model carries from one block of text to the next.
+"""The value a model carries from one block of tokens to the next.
 
-A `State` is a tree of tensors. Every tensor has the batch as its first dimension, and a row of zeros is
-the state of a text that has not begun: so rows can be picked, joined and reset without knowing the model.
-Nothing changes a state in place; every operation returns a new one.
+A `State` is a tree of tensors. The batch is the first dimension of every tensor, and a row of zeros is the
+state of a text that has not begun. So rows can be selected, joined and reset without knowing the model.
+A state is never changed in place; every operation returns a new one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class State(Mapping[str, "State | Tensor"]):
         return leaf
 
     def branch(self, name: str) -> State:
-        """The subtree called `name`; an absent one is empty, since the flat form cannot tell them apart."""
+        """The subtree called `name`; empty if it is absent, since the flat form has no empty subtrees."""
         child = self._children.get(name, State({}))
         if not isinstance(child, State):
             raise TypeError(f"{name!r} is a tensor of this state, not a branch")
@@ -65,11 +65,11 @@ class State(Mapping[str, "State | Tensor"]):
         )
 
     def detach(self) -> State:
-        """Cut the gradient: the next block learns nothing about what made this state."""
+        """The same state without gradient history: no gradient flows back from the next block."""
         return self.map(Tensor.detach)
 
     def to(self, device: torch.device | str | int | None = None, dtype: torch.dtype | None = None) -> State:
-        """The same state elsewhere, or in another precision; integer counters keep their type."""
+        """The same state on another device or in another precision; integer counters keep their type."""
         return self.map(lambda leaf: leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype))
 
     def select(self, rows: Rows) -> State:
@@ -77,7 +77,7 @@ class State(Mapping[str, "State | Tensor"]):
         return self.map(lambda leaf: leaf[_index(rows, leaf)])
 
     def reset(self, rows: Rows) -> State:
-        """The same state with some rows set back to the beginning of a text."""
+        """The same state with some rows reset to the beginning of a text."""
 
         def begin_again(leaf: Tensor) -> Tensor:
             leaf = leaf.clone()
@@ -87,7 +87,7 @@ class State(Mapping[str, "State | Tensor"]):
         return self.map(begin_again)
 
     def flatten(self) -> dict[str, Tensor]:
-        """Every tensor under its dotted name, e.g. `blocks.3.memory`; the form that files and ports use."""
+        """Every tensor under its dotted name, e.g. `blocks.3.memory`; the form used in checkpoints."""
         flat: dict[str, Tensor] = {}
         for name, child in self._children.items():
             if isinstance(child, State):
@@ -116,10 +116,10 @@ class State(Mapping[str, "State | Tensor"]):
 
     @staticmethod
     def join(states: Sequence[State]) -> State:
-        """States of several batches as the state of one batch, rows in the order given.
+        """The states of several batches as the state of one batch, rows in the order given.
 
-        All must remember equally much: as states of one model do while its weights stay, but for a GPT's,
-        whose memory is as long as what was read of the context.
+        All memories must have the same length. States of one model do while its weights are fixed, except a
+        GPT's, whose memory grows within its context.
         """
         flats = [state.flatten() for state in states]
         if any(flat.keys() != flats[0].keys() for flat in flats):
@@ -127,7 +127,9 @@ class State(Mapping[str, "State | Tensor"]):
         for name, leaf in flats[0].items():
             if any(flat[name].shape[1:] != leaf.shape[1:] for flat in flats):
                 sizes = " and ".join(str(tuple(flat[name].shape)) for flat in flats)
-                raise ValueError(f"states that remember unequally much cannot be joined: {name} is {sizes}")
+                raise ValueError(
+                    f"states with memories of different length cannot be joined: {name} is {sizes}"
+                )
         return State.unflatten({name: torch.cat([flat[name] for flat in flats]) for name in flats[0]})
 
 
@@ -135,7 +137,7 @@ def _index(rows: Rows, leaf: Tensor) -> slice | Tensor:
     if isinstance(rows, slice):
         return rows
     index = torch.as_tensor(rows, device=leaf.device)
-    return index if index.numel() else index.long()  # torch takes an empty list for floats
+    return index if index.numel() else index.long()  # an empty list becomes a float tensor
 
 
 def _names_and_children(state: State) -> tuple[list[Any], list[str]]:
@@ -146,7 +148,7 @@ def _keys_and_children(state: State) -> tuple[list[tuple[pytree.KeyEntry, Any]],
     return [(pytree.MappingKey(name), child) for name, child in state.items()], list(state)
 
 
-# torch.export, torch.compile and torch.func see the tensors of a state, and a saved program knows its names.
+# For torch.export, torch.compile and torch.func, which see the tensors; exported programs keep the names.
 pytree.register_pytree_node(
     State,
     _names_and_children,

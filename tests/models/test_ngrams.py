@@ -128,9 +128,9 @@ def test_narrow_tables_are_laid_side_by_side_and_widened() -> None:
     for table in ngrams.tables:
         torch.nn.init.normal_(table.weight)
     tokens = text(9)
-    contiguous_split = torch.cat([found_by_hand(ngrams, number, tokens) for number in (0, 1)], dim=-1)
+    concatenated = torch.cat([found_by_hand(ngrams, number, tokens) for number in (0, 1)], dim=-1)
     found, _ = ngrams(tokens, ngrams.initial_state(2))
-    torch.testing.assert_close(found, contiguous_split @ ngrams.widen.weight.mT)
+    torch.testing.assert_close(found, concatenated @ ngrams.widen.weight.mT)
     assert ngrams.widen.weight.shape == (D, 6)
 
 

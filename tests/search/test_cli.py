@@ -40,7 +40,7 @@ def test_search_then_train_what_was_found(recipe: str, capsys: pytest.CaptureFix
     probabilities = [float(words[-1]) for words in patterns(shown)]
     assert len(probabilities) == 3
     assert probabilities == sorted(probabilities, reverse=True)
-    assert f"as {final['pattern']} (soft: " in shown
+    assert f"as {final['pattern']} (soft loss " in shown
     assert f"{final['test']['bits_per_byte']:.4f} on the test split" in shown
     assert f"{final['test']['loss']:.4f} as {final['pattern']} alone (hard, as all above)" in shown
     assert f"{final['test']['soft']['loss']:.4f} as the mixture (soft) on the test split" in shown
@@ -67,7 +67,7 @@ def test_search_then_train_what_was_found(recipe: str, capsys: pytest.CaptureFix
     assert all((run / name).is_file() for name in WRITTEN)
 
     assert main(["search", recipe, "--out", str(run)]) == 1
-    assert f"go on with 'longspan search --resume {run}'" in capsys.readouterr().err
+    assert f"continue with 'longspan search --resume {run}'" in capsys.readouterr().err
 
     # The same weights serve every command that takes a run.
     assert main(["eval", str(run), "--max-tokens", "50"]) == 0
@@ -96,7 +96,7 @@ def test_the_animation_has_a_frame_for_every_moment(recipe: str) -> None:
             ["search", "hunt.toml", "--model.span.kind", "fixed", "--model.span.windows", "[[3, 5]]"],
             "leave out model.span.windows or [search]",
         ),
-        (["train", "hunt.toml"], "hunt is a search, its configuration has [search]: use 'longspan search'"),
+        (["train", "hunt.toml"], "hunt is a search (its configuration has [search]): use 'longspan search'"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -144,7 +144,7 @@ def test_a_benchmark_measures_what_training_would_do(monkeypatch: pytest.MonkeyP
 
 
 def test_an_update_knows_its_precision() -> None:
-    with pytest.raises(ValueError, match="resolve 'auto' first"):
+    with pytest.raises(ValueError, match="precision 'auto' must be resolved"):
         Updater(TinyModel(), precision="auto")
 
 

@@ -106,7 +106,7 @@ def walk(
     sgd = torch.optim.SGD(model.parameters(), lr=0.05)
     updater = Updater(model, precision="bf16")
     if not replayed:
-        updater._recorded = None
+        updater._captured = None
     texts = torch.randint(VOCABULARY, (STEPS, 3, 9), generator=torch.Generator().manual_seed(5))
     state, losses = model.initial_state(3), []
     for text_BT in texts:
@@ -116,8 +116,8 @@ def walk(
 
 
 def recorded(updater: Updater) -> bool:
-    assert updater._recorded is not None
-    return updater._recorded._recording is not None
+    assert updater._captured is not None
+    return updater._captured._captured is not None
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -208,7 +208,7 @@ def test_decoding_goes_on_where_its_capture_fails(name: str, forbidden: Any) -> 
         return torch.stack(found), decoder
 
     expected, sound = said()
-    captures = sound._recording is not None  # SHA-RNN's memory grows: not every model is captured
+    captures = sound._captured is not None  # SHA-RNN's memory grows: not every model is captured
 
     def hook(_: Any, __: Any, out: Tensor) -> None:
         if is_capturing():
@@ -223,7 +223,7 @@ def test_decoding_goes_on_where_its_capture_fails(name: str, forbidden: Any) -> 
     torch.testing.assert_close(found, expected)
     spoiled.remove()
     again, decoder = said()
-    assert (decoder._recording is not None) == captures
+    assert (decoder._captured is not None) == captures
     torch.testing.assert_close(again, expected)
     torch.nn.functional.dropout(torch.ones(4, device="cuda"))  # random numbers outside a capture are fine
 

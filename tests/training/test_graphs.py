@@ -31,7 +31,7 @@ from longspan.layers.span import LearnedSpan
 from longspan.models import LanguageModel, build, build_run
 from longspan.state import State
 from longspan.training import Interrupted, graphs, resume, train
-from longspan.training.graphs import STEADY, RecordedModel
+from longspan.training.graphs import STEADY, CapturedModel
 from longspan.training.step import Updater
 
 from .runs import Signals, outcome, small_config
@@ -75,11 +75,11 @@ class Replay:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     made = Recorder()
-    monkeypatch.setattr(graphs, "_Recording", made)
+    monkeypatch.setattr(graphs, "_CapturedStep", made)
     return made
 
 
-def read(recorded: RecordedModel, times: int, *, lanes: int = 2, block: int = 3) -> None:
+def read(recorded: CapturedModel, times: int, *, lanes: int = 2, block: int = 3) -> None:
     model = recorded.model
     state = model.initial_state(lanes)
     for _ in range(times):
@@ -87,7 +87,7 @@ def read(recorded: RecordedModel, times: int, *, lanes: int = 2, block: int = 3)
 
 
 def test_what_stays_the_same_is_recorded_once(recorder: Recorder) -> None:
-    recorded = RecordedModel(TinyModel())
+    recorded = CapturedModel(TinyModel())
     read(recorded, STEADY)
     assert recorder.recorded == []
     read(recorded, 5)
@@ -97,7 +97,7 @@ def test_what_stays_the_same_is_recorded_once(recorder: Recorder) -> None:
 
 @pytest.mark.parametrize("other", [{"lanes": 1}, {"block": 4}])
 def test_other_shapes_drop_a_recording(recorder: Recorder, other: dict[str, int]) -> None:
-    recorded = RecordedModel(TinyModel())
+    recorded = CapturedModel(TinyModel())
     read(recorded, STEADY + 1)
     read(recorded, 1, **other)
     assert len(recorder.recorded) == 1
@@ -120,14 +120,14 @@ def test_the_last_launch_before_a_capture_has_its_strides(
         return hidden_BTD, after.map(lambda leaf: torch.stack([leaf, leaf], dim=-1)[..., 0])
 
     monkeypatch.setattr(model, "forward", watched)
-    read(RecordedModel(model), STEADY + 1)
+    read(CapturedModel(model), STEADY + 1)
     assert recorder.replays == 1
     assert seen[STEADY - 1] == seen[STEADY]
     assert seen[STEADY] == [leaf.stride() for leaf in model.initial_state(2).flatten().values()]
 
 
 def test_shapes_that_never_stay_are_never_recorded(recorder: Recorder) -> None:
-    recorded = RecordedModel(TinyModel())
+    recorded = CapturedModel(TinyModel())
     for block in (3, 4) * 3:
         read(recorded, STEADY, block=block)
     assert recorder.recorded == []
@@ -137,7 +137,7 @@ def test_what_the_model_says_of_itself_drops_a_recording(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Windows can grow while the memory keeps its length: the shapes that go in do not say it."""
-    recorded = RecordedModel(TinyModel())
+    recorded = CapturedModel(TinyModel())
     key = ["short"]
     monkeypatch.setattr(recorded.model, "shape_key", lambda state: key[0])
     read(recorded, STEADY + 1)
@@ -150,7 +150,7 @@ def test_what_the_model_says_of_itself_drops_a_recording(
 
 def test_memory_that_grows_drops_a_recording(recorder: Recorder) -> None:
     model = adaptive_span("learned")
-    recorded = RecordedModel(model)
+    recorded = CapturedModel(model)
     read(recorded, STEADY + 1)
     stretch(model)
     read(recorded, STEADY)
@@ -173,7 +173,7 @@ def test_a_replay_is_taken_back_if_spans_turn_out_to_have_moved(recorder: Record
 
     expected = hidden_states(lambda model: model)
     assert recorder.replays == 0
-    found = hidden_states(lambda model: partial(RecordedModel(model), autocast=nullcontext()))
+    found = hidden_states(lambda model: partial(CapturedModel(model), autocast=nullcontext()))
     assert recorder.replays == 4  # three, and the one that was taken back
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
@@ -182,7 +182,7 @@ def test_a_replay_is_taken_back_if_spans_turn_out_to_have_moved(recorder: Record
 def test_a_model_that_asks_the_device_is_never_recorded(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded = RecordedModel(TinyModel())
+    recorded = CapturedModel(TinyModel())
     monkeypatch.setattr(recorded.model, "shape_key", lambda state: None)
     read(recorded, 3 * STEADY)
     assert recorder.recorded == []
@@ -190,7 +190,7 @@ def test_a_model_that_asks_the_device_is_never_recorded(
 
 def test_recorded_or_not_the_same_comes_out(recorder: Recorder) -> None:
     model = TinyModel()
-    recorded, state, own = RecordedModel(model), model.initial_state(2), model.initial_state(2)
+    recorded, state, own = CapturedModel(model), model.initial_state(2), model.initial_state(2)
     for tokens_BT in torch.randint(11, (STEADY + 3, 2, 4)):
         hidden_BTD, state = recorded(tokens_BT, state, nullcontext())
         expected_BTD, own = model(tokens_BT, own)
@@ -200,7 +200,7 @@ def test_recorded_or_not_the_same_comes_out(recorder: Recorder) -> None:
 
 @pytest.mark.parametrize(("block", "made"), [(8, 1), (16, 1), (4, 0)])
 def test_a_gpt_is_recorded_where_blocks_are_whole_contexts(recorder: Recorder, block: int, made: int) -> None:
-    read(RecordedModel(build(GPT, VOCABULARY)), STEADY + 2, block=block)
+    read(CapturedModel(build(GPT, VOCABULARY)), STEADY + 2, block=block)
     assert len(recorder.recorded) == made
 
 
@@ -223,9 +223,9 @@ def test_what_cannot_be_captured_is_launched_as_if_nobody_had_tried(monkeypatch:
         return seen
 
     expected = hidden_states(lambda model: model)
-    monkeypatch.setattr(graphs, "_Recording", fail)
+    monkeypatch.setattr(graphs, "_CapturedStep", fail)
     with pytest.warns(UserWarning, match="cannot be captured as a CUDA graph") as warned:
-        found = hidden_states(lambda model: partial(RecordedModel(model), autocast=nullcontext()))
+        found = hidden_states(lambda model: partial(CapturedModel(model), autocast=nullcontext()))
     assert len(warned) == 1
     assert str(warned[0].message).endswith("slower: operation not permitted when stream is capturing")
     assert attempts == [1]
@@ -234,7 +234,7 @@ def test_what_cannot_be_captured_is_launched_as_if_nobody_had_tried(monkeypatch:
 
 
 def test_on_the_cpu_nothing_is_recorded() -> None:
-    assert Updater(TinyModel())._recorded is None
+    assert Updater(TinyModel())._captured is None
 
 
 # What follows needs a GPU.
@@ -311,7 +311,7 @@ def walk(
     sgd = torch.optim.SGD(model.parameters(), lr=0.05)
     updater = Updater(model, precision=precision)
     if not replayed:
-        updater._recorded = None
+        updater._captured = None
     texts = torch.randint(VOCABULARY, (24, 3, block + 1), generator=torch.Generator().manual_seed(5))
     state, losses = model.initial_state(3), []
     for step, text_BT in enumerate(texts):
@@ -327,13 +327,13 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """One entry for every recording that is made, where the same step twice gives the same bits."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     made: list[int] = []
-    begin = graphs._Recording.__init__
+    begin = graphs._CapturedStep.__init__
 
     def counted(self: Any, *args: Any) -> None:
         made.append(1)
         begin(self, *args)
 
-    monkeypatch.setattr(graphs._Recording, "__init__", counted)
+    monkeypatch.setattr(graphs._CapturedStep, "__init__", counted)
     torch.use_deterministic_algorithms(True)
     yield made
     torch.use_deterministic_algorithms(False)

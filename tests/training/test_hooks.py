@@ -303,13 +303,16 @@ class TestOptimizerGroups:
     @pytest.mark.parametrize(
         ("declared", "complaint"),
         [
-            (lambda gate: {"matrices": []}, "gives 'matrices': the groups are matrix, decay, no_decay, span"),
+            (
+                lambda gate: {"matrices": []},
+                "returns 'matrices': the groups are matrix, decay, no_decay, span",
+            ),
             (lambda gate: {"matrix": [gate.scale_D]}, "gates.0.scale_D as a matrix: it needs 2 dimensions"),
             (
                 lambda gate: {"decay": [gate.scale_D], "span": [gate.scale_D]},
-                "gives gates.0.scale_D twice, in 'decay' and 'span'",
+                "returns gates.0.scale_D twice, in 'decay' and 'span'",
             ),
-            (lambda gate: {"decay": [nn.Parameter(torch.ones(2))]}, "what is no parameter of the model"),
+            (lambda gate: {"decay": [nn.Parameter(torch.ones(2))]}, "that is not a parameter of the model"),
             (lambda gate: None, r"optimizer_groups\(\) of Gate must return a dict, not None"),
         ],
     )
@@ -326,9 +329,12 @@ class TestOptimizerGroups:
         names = "gates.0.weight_DD, gates.0.many_NDD, gates.0.lookup_3D"
         assert undeclared_notice(model, [plain]) is None
         assert undeclared_notice(model, [plain, muon]) == (
-            f"these matrices are trained by AdamW without decay: {names}; declare them with optimizer_groups"
+            f"these matrices are trained by AdamW without weight decay: {names}; declare them with "
+            "optimizer_groups"
         )
-        notice = f"these matrices are trained without decay: {names}; declare them with optimizer_groups"
+        notice = (
+            f"these matrices are trained without weight decay: {names}; declare them with optimizer_groups"
+        )
         assert undeclared_notice(model, [self.stage(weight_decay=0.1)]) == notice
         assert undeclared_notice(OwnModel(), [muon]) is None
         said = Lines()
@@ -345,14 +351,14 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("hook", "answer", "complaint"),
         [
-            ("records", {"../gates": {}}, r"gives '../gates': a name has only letters, digits, '_' and '-'"),
-            ("records", {"metrics": {}}, "gives 'metrics', a file of the run itself"),
-            ("records", {"config": {}}, "gives 'config', a file of the run itself"),
-            ("records", {"gates": [1.0]}, "must give for 'gates' a dict without 'step'"),
-            ("records", {"gates": {"step": 1}}, "must give for 'gates' a dict without 'step'"),
-            ("records", {"gates": {"x": torch.ones(2)}}, "gives for gates.jsonl what is not JSON"),
-            ("records", {"gates": {"x": float("nan")}}, "gives for gates.jsonl what is not JSON"),
-            ("diagnostics", {"loss": torch.ones(())}, r"diagnostics\(\) gives 'loss', a metric of the run"),
+            ("records", {"../gates": {}}, r"the name '../gates': use only letters, digits, '_' and '-'"),
+            ("records", {"metrics": {}}, "returns the name 'metrics', a file of the run itself"),
+            ("records", {"config": {}}, "returns the name 'config', a file of the run itself"),
+            ("records", {"gates": [1.0]}, "must return a dict for 'gates', without 'step'"),
+            ("records", {"gates": {"step": 1}}, "must return a dict for 'gates', without 'step'"),
+            ("records", {"gates": {"x": torch.ones(2)}}, "returns a value for gates.jsonl that is not JSON"),
+            ("records", {"gates": {"x": float("nan")}}, "returns a value for gates.jsonl that is not JSON"),
+            ("diagnostics", {"loss": torch.ones(())}, r"diagnostics\(\) returns 'loss', a metric of the run"),
             ("penalties", {"scale": torch.ones(2)}, "the penalty 'scale' of Gate must be a scalar tensor"),
             ("penalties", None, r"penalties\(\) of Gate must return a dict, not None"),
         ],

@@ -342,7 +342,7 @@ class TestBadInput:
     def test_nor_does_a_model_that_no_memory_holds(
         self, text: Path, tmp_path: Path, inner_width: int
     ) -> None:
-        with pytest.raises(UserError, match="the model of small does not fit into the memory"):
+        with pytest.raises(UserError, match="the model of small does not fit into memory"):
             train(small_config(text, model__inner_width=inner_width), tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
@@ -389,7 +389,7 @@ def test_plain_lines_for_a_log(text: Path, tmp_path: Path, capsys: pytest.Captur
     assert lines[lines.index(next(line for line in lines if line.startswith("step"))) - 1] == (
         f"small: {size:,} parameters, {flops / 1e6:.1f} MFLOPs per token forward; on cpu in float32, "
         "not compiled, "
-        f"{tokens:,} tokens to train on (byte, 256 different ones), "
+        f"{tokens:,} tokens to train on (byte, vocabulary 256), "
         f"run folder {tmp_path / 'run'}"
     )
     assert any(line.startswith("step 7  loss ") and "bits/byte" in line for line in lines)

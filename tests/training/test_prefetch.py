@@ -45,7 +45,7 @@ def told(blocks: Iterator[TokenBlock]) -> list[Any]:
 
 
 def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("blocks-ahead")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("prefetch")]
 
 
 class Notes:

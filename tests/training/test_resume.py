@@ -229,5 +229,5 @@ def test_one_process_at_a_time(text: Path, uninterrupted: Path, tmp_path: Path) 
     with pytest.raises(MemoryError):
         train(small_config(text), rival.run, reporter=Dies("step 5 "))
     resume(rival.run, reporter=rival)  # what the dead one held is free
-    assert f"{rival.run} is being trained by another process" in rival.lines
+    assert f"{rival.run} is being trained by another process: wait for it, or stop it" in rival.lines
     assert outcome(rival.run) == outcome(uninterrupted)

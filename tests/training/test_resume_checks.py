@@ -64,8 +64,8 @@ def test_a_configuration_that_no_longer_fits(
 @pytest.mark.parametrize(
     ("option", "complaint"),
     [
-        ({"model__width": 8}, r"last\.safetensors does not fit the run's configuration: '.*' has shape"),
-        ({"model__num_layers": 2}, r"last\.safetensors does not fit .*: it lacks the tensor"),
+        ({"model__width": 8}, r"last\.safetensors does not match the run's configuration: '.*' has shape"),
+        ({"model__num_layers": 2}, r"last\.safetensors does not match .*: it has no tensor"),
     ],
 )
 def test_the_checkpoint_of_another_run(
@@ -109,7 +109,7 @@ def test_a_configuration_with_a_mistake_is_named(run: RunFolder) -> None:
 def test_fewer_stages_than_are_done(run: RunFolder) -> None:
     fewer = replace(run.config, stage=run.config.stage[:1])
     (run.path / "config.toml").write_text(fewer.to_toml())
-    with pytest.raises(UserError, match="in a later stage than the configuration has"):
+    with pytest.raises(UserError, match="from a stage that the configuration no longer has"):
         resume(run.path)
 
 
@@ -139,8 +139,8 @@ def test_a_run_that_died_between_its_first_evaluation_and_its_first_checkpoint(
         train(small_config(text, training__checkpoint_every=1000), run.path, reporter=Dies())
     assert not run.checkpoint("last").exists()
     resume(run.path, reporter=(said := Lines()))
-    assert f"there is no {run.checkpoint('last')}: going on from best.safetensors" in said.lines
-    assert f"going on with {run.path} after step 15" in said.lines
+    assert f"there is no {run.checkpoint('last')}: continuing from best.safetensors" in said.lines
+    assert f"continuing {run.path} after step 15" in said.lines
     assert outcome(run.path) == outcome(uninterrupted)
 
 
@@ -189,6 +189,8 @@ def test_weights_alone_are_nothing_to_go_on_with(run: RunFolder) -> None:
     run.checkpoint("last").unlink()
     checkpoint.save(run.checkpoint("best"), {"model.weight": torch.ones(1)}, {})
     before = content(run)
-    with pytest.raises(UserError, match=r"best\.safetensors holds weights but no training to go on with"):
+    with pytest.raises(
+        UserError, match=r"best\.safetensors holds only weights, no state of a training to resume"
+    ):
         resume(run.path)
     assert content(run) == before

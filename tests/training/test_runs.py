@@ -168,7 +168,7 @@ class TestRunFolder:
     def test_one_may_go_on_with_a_run_that_exists(self, tmp_path: Path) -> None:
         config = RunConfig(stage=(StageConfig(steps=1, learning_rate=0.1),))
         path = RunFolder.create(tmp_path / "run", config, NoTokenizer(), "1234").path  # type: ignore[arg-type]
-        with pytest.raises(UserError, match=f"folder, or go on with 'longspan train --resume {path}'$"):
+        with pytest.raises(UserError, match=f"folder, or continue with 'longspan train --resume {path}'$"):
             RunFolder.must_be_new(path)
 
     def test_but_not_with_one_that_is_not_for_training(self, tmp_path: Path) -> None:

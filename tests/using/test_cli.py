@@ -161,7 +161,7 @@ def test_checkpoints_that_are_no_good(
     assert complaint(capsys, command, run.path).endswith(hint)
     assert main([command, str(run.path), "--checkpoint", "last"]) == 0
     run.checkpoint("last").unlink()
-    nothing = f"the run has saved nothing yet; go on with 'longspan train --resume {run.path}'\n"
+    nothing = f"the run has saved nothing yet; continue with 'longspan train --resume {run.path}'\n"
     assert complaint(capsys, command, run.path).endswith(nothing)
     assert complaint(capsys, command, run.path, "--checkpoint", "last").endswith(nothing)
 

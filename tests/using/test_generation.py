@@ -204,7 +204,7 @@ def test_a_step_is_recorded_once(has_step: bool, monkeypatch: pytest.MonkeyPatch
     tokens = torch.tensor([[3], [1]])
     plain = generation.Decoder(model, model.initial_state(2))
     expected = [plain.read(tokens) for _ in range(5)]
-    monkeypatch.setattr(generation, "_Recording", Counting)
+    monkeypatch.setattr(generation, "_CapturedStep", Counting)
     monkeypatch.setattr(generation, "_on_gpu", lambda _: True)
     if not has_step:
         monkeypatch.setattr(Stack, "step_from", lambda *_: None)
@@ -249,4 +249,4 @@ def test_replayed_steps_are_the_launched_ones_on_cuda() -> None:
         with torch.no_grad():
             expected_BV, state = generation._read(model, tokens_B1, state)
         torch.testing.assert_close(decoder.read(tokens_B1), expected_BV, rtol=1e-4, atol=1e-4)
-    assert decoder._recording is not None
+    assert decoder._captured is not None

@@ -306,7 +306,7 @@ class TestBlocks:
             vocabulary_size=LETTERS,
             callback=lambda line: line["step"] < 8,
         )
-        with pytest.raises(UserError, match="cannot be resumed from an iterator: give as data"):
+        with pytest.raises(UserError, match="cannot be resumed from an iterator: pass as data"):
             longspan.resume(run, splits(train=blocks_from(0)))
         longspan.resume(run, splits(train=blocks_from))
         assert outcome(run.path) == outcome(whole.path)
@@ -314,7 +314,7 @@ class TestBlocks:
     @pytest.mark.parametrize(
         ("train", "complaint"),
         [
-            ([], "gives no block"),
+            ([], "has no blocks"),
             ([some_ids(13)], "training block 0 must be an integer array with 2 dimensions"),
             ([some_ids(39).reshape(3, 13)], "has 3 lanes of 12 tokens: training.batch_size is 4"),
             ([some_ids(56).reshape(4, 14)], "4 lanes of 13 tokens: .*training.block_length 12"),

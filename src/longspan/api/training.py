@@ -44,7 +44,7 @@ def train(
     byte are known only with a tokenizer.
     `out` is the new run folder: by default `runs/` and the name of the recipe, with a number if it is taken.
     `callback` gets every line of training and validation metrics as a dict; if it returns False, the run is
-    saved and ends there, and `resume` can go on with it.
+    saved and ends there, and `resume` continues it.
     `progress` shows on stdout what the command `longspan train` shows, or calls the reporter it is given.
     `overrides` change options by their dotted names, with `__` for the dots: `model__num_layers=6`.
     """

@@ -21,7 +21,7 @@ from longspan.config.training import Precision
 from longspan.errors import UserError
 from longspan.models import LanguageModel
 from longspan.state import State
-from longspan.training.graphs import STEADY, RecordedModel
+from longspan.training.graphs import STEADY, CapturedModel
 
 BATCH, BLOCK = 2, 64
 TOLERANCE = {"float32": 1e-3, "bf16": 5e-2, "fp16": 2e-2}
@@ -81,7 +81,7 @@ def _results(
     model: LanguageModel, way: Way, block_BT: Tensor, state: State, precision: Precision
 ) -> dict[str, Tensor]:
     """Hidden states and every gradient of the summed loss."""
-    recorded = RecordedModel(model) if way.recorded else None
+    recorded = CapturedModel(model) if way.recorded else None
     for _ in range(STEADY + 1 if recorded else 1):  # the last is a replay
         model.zero_grad()
         hidden_BTD = _there_and_back(recorded or model, way, block_BT, state, precision)
@@ -94,11 +94,11 @@ def _results(
 
 
 def _there_and_back(
-    model: LanguageModel | RecordedModel, way: Way, block_BT: Tensor, state: State, precision: Precision
+    model: LanguageModel | CapturedModel, way: Way, block_BT: Tensor, state: State, precision: Precision
 ) -> Tensor:
     """Hidden states. Nothing here keeps a graph: torch could not record while the one before is alive."""
     cast = autocast(block_BT.device, precision)
-    if isinstance(model, RecordedModel):
+    if isinstance(model, CapturedModel):
         hidden_BTD, _ = model(block_BT[:, :-1], state, cast)
         head = model.model.head
     else:

@@ -1,4 +1,4 @@
-"""Models, and how one is built from its configuration."""
+"""Models, and building them from a configuration."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["LanguageModel", "Stack", "Supernet", "build", "build_run"]
 
 
 def build(config: ModelConfig, vocabulary_size: int) -> LanguageModel:
-    """The model that `config` describes, with fresh weights from torch's random generator."""
+    """The model that `config` describes, with initial weights from torch's random generator."""
     name = ARCHITECTURES.name_of(type(config))
     if name is None:
-        raise UserError(f"{type(config).__name__} holds the options of no registered architecture")
+        raise UserError(f"no architecture is registered with the configuration class {type(config).__name__}")
     model = ARCHITECTURES[name].resolve()(config, vocabulary_size)
     if not isinstance(model, LanguageModel):
         raise UserError(
-            f"the build of architecture '{name}' returned a {type(model).__name__}: it must return a "
-            "longspan.LanguageModel"
+            f"the build function of architecture '{name}' returned a {type(model).__name__}: it must return "
+            "a longspan.LanguageModel"
         )
     span = getattr(config, "span", None)
     if isinstance(span, SpanConfig) and span.windows is not None:
@@ -31,7 +31,7 @@ def build(config: ModelConfig, vocabulary_size: int) -> LanguageModel:
 
 
 def build_run(config: RunConfig, vocabulary_size: int) -> LanguageModel:
-    """The model that a run trains: with [search] the supernet of its model, else the model itself."""
+    """The model that a run trains: with [search] a supernet, else the model itself."""
     if config.search is not None:
         return supernet(config, vocabulary_size)
     return build(config.model, vocabulary_size)

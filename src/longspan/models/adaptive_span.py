@@ -4,8 +4,8 @@ Every layer is attention over a long memory followed by a feed-forward block, bo
 
     u = LN(h + attention(h));    out = LN(u + W2 relu(W1 u + b1) + b2)
 
-Attention scores add to the content term a term for the distance, with one learned key per distance that
-all heads and layers share (section 2). Each head learns how far back it looks (section 3).
+Attention scores have a content term and a distance term, with one learned key per distance that all heads and
+layers share (section 2). Each head learns its span, how far back it looks (section 3).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from longspan.models.vocabulary import embedding_and_head
 
 
 def adaptive_span(config: AdaptiveSpanConfig, vocabulary_size: int, arrange: Arrange | None = None) -> Stack:
-    """The stack of the configuration's pattern, or of what `arrange` makes of the same kinds of blocks."""
+    """The stack with the configuration's pattern, or with the blocks that `arrange` makes."""
     norm_first = config.norm == "pre"
     positions = LearnedDistanceKeys(config.span.limit, config.width // config.num_heads)
     makers: Makers = {

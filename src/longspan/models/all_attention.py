@@ -1,9 +1,9 @@
 """Augmenting Self-attention with Persistent Memory (Sukhbaatar, Grave, Lample, Jegou, Joulin, 2019).
 
-The all-attention network: layers of attention and nothing else. What the feed-forward block knew is held
-by persistent vectors that every head sees beside the text, in one softmax (section 3):
+The all-attention network has only attention layers. Instead of feed-forward blocks, every head also attends
+to persistent vectors, in the same softmax as the text (section 3):
 
-    out = LN(h + attention(h; text and persistent))
+    out = LN(h + attention(h; text and persistent vectors))
 
 Positions, memory and learned spans are those of the adaptive-span transformer.
 """

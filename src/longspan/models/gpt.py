@@ -1,15 +1,14 @@
 """A GPT (Radford et al., 2018) whose heads may learn how far back they look (Sukhbaatar et al., 2019).
 
-Tokens get learned absolute positions; every layer is attention and then feed-forward, both pre-norm:
+Positions are absolute and learned. Every layer is attention and then feed-forward, both pre-norm:
 
     h = e_token + p_n;    h = h + attention(LN(h));    h = h + W2 gelu(W1 LN(h) + b1) + b2;    out = LN(h)
 
-A position sees itself and what its context has before it. With spans the attention weights are multiplied by
-the soft mask of the head after the softmax, and renormalised.
+A position attends to itself and to earlier positions of its context. With spans, the attention weights are
+multiplied by the soft mask of the head after the softmax, and renormalised.
 
-Nothing is carried from one context to the next: the text is cut into contexts, and a token sees only its own.
-Within a context the state remembers what was read, so that blocks of any length, single tokens too, read the
-same text with the same result.
+The text is cut into contexts, and a token sees only its own: nothing is carried to the next context. Within a
+context the state holds what was read, so the result does not depend on the block length.
 """
 
 from __future__ import annotations
@@ -67,16 +66,16 @@ def gpt(config: GptConfig, vocabulary_size: int) -> Stack:
 
 
 class StackInContexts(Stack):
-    """A stack for which a row that has read a full `context` begins again, as a new text does.
+    """A stack in which a row that has read a full `context` starts again, like a new text.
 
-    Where all rows begin attention has no rows of memory. So the shape of the state says that they will end
-    together, and blocks of whole contexts are read without asking the device.
+    When all rows start a context, the memory of attention has length 0. So the shape of the state shows that
+    all contexts end together, and blocks of whole contexts are read without synchronising with the device.
     """
 
     context: int
 
     def initial_state(self, batch_size: int) -> State:
-        return self._begun_again(super().initial_state(batch_size))
+        return self._restarted(super().initial_state(batch_size))
 
     def shape_key(self, state: State) -> Hashable | None:
         return super().shape_key(state) if self._all_begin(state) else None
@@ -88,7 +87,7 @@ class StackInContexts(Stack):
         return super().flops(shape._replace(context=self.context))
 
     def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
-        # Else one copy to the host says where contexts end: blocks are cut there, each row at its own ends.
+        # Otherwise one copy to the host tells where the context of each row ends: blocks are cut there.
         together = self._all_begin(state)
         read_B = state.branch("blocks").branch("0").tensor("read")
         read = [0] * len(read_B) if together else read_B.tolist()
@@ -103,18 +102,18 @@ class StackInContexts(Stack):
             hidden.append(hidden_BTD)
             start, read = start + length, [count + length for count in read]
             if together and read[0] == self.context:
-                state, read = self._begun_again(state), [0] * len(read)
+                state, read = self._restarted(state), [0] * len(read)
         return torch.cat(hidden, dim=1), state
 
-    def _begun_again(self, state: State) -> State:
-        """The same texts, all at their beginning."""
+    def _restarted(self, state: State) -> State:
+        """The state with all rows at the beginning of a context."""
         blocks = state.branch("blocks")
 
-        def begun(block: Block, name: str) -> State:
+        def restarted(block: Block, name: str) -> State:
             own = blocks.branch(name)
             return (own.map(_without_rows) if isinstance(block, Attention) else own).map(torch.zeros_like)
 
-        return State({"blocks": self._each_block(begun)})
+        return State({"blocks": self._each_block(restarted)})
 
     def _all_begin(self, state: State) -> bool:
         blocks = state.branch("blocks")
@@ -124,12 +123,12 @@ class StackInContexts(Stack):
 
 
 def _without_rows(leaf: Tensor) -> Tensor:
-    """No rows of memory; counters stay."""
+    """Memory of length 0; counters keep their shape."""
     return leaf[:, :0] if leaf.dim() > 1 else leaf
 
 
 def _initial_values(model: Stack, num_layers: int) -> None:
-    """Those of GPT-2: N(0, 0.02), and narrower for what adds to the residual stream; biases 0."""
+    """As in GPT-2: N(0, 0.02), narrower for matrices that write to the residual stream; biases 0."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)

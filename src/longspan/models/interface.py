@@ -1,4 +1,4 @@
-"""What every model is: `tokens, state -> hidden, state`.
+"""The interface of all models: `tokens, state -> hidden, state`.
 
 Training, evaluation, generation, export and serving are written once, against this class.
 Shapes: B batch, T block, D width, V vocabulary.
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 class LanguageModel(nn.Module, ABC):
     """A model that reads text in order and carries a state from block to block.
 
-    `block_invariant` declares whether the outputs depend only on the text and not on how it was cut
-    into blocks; the contract tests hold the model to what it declares.
+    `block_invariant` declares whether the outputs depend only on the text and not on how it was cut into
+    blocks; the contract tests check it.
 
-    The last methods are the hooks of `longspan.hooks`. They ask all modules inside the model; a model with
-    something to add overrides them, and calls `super()` for the answers of its modules.
+    The last methods are the hooks of `longspan.hooks`. They collect the answers of all modules inside the
+    model. A model may override them, and call `super()` for the answers of its modules.
     """
 
     head: OutputHead
     vocabulary_size: int
     block_invariant: bool = True
-    collects_hooks = True  # a model around this one does not ask the modules inside it again
+    collects_hooks = True  # an outer model does not ask the modules inside this one again
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class LanguageModel(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read one block: hidden_BTD and the state after it. The state that came in is not changed."""
+        """Read one block: hidden_BTD and the state after it. The input state is not changed."""
 
     def log_probs(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
         """Log-probabilities of the next token at every position, [B, T, V], and the new state."""
@@ -54,21 +54,20 @@ class LanguageModel(nn.Module, ABC):
         return self.head.log_probs(hidden_BTD), state
 
     def decoding_state(self, state: State) -> State:
-        """The same state in the form that makes single tokens cheap while the weights stay fixed."""
+        """The same state in a form that makes single tokens cheap while the weights are fixed."""
         return state
 
     def step_from(self, state: State) -> Step | None:
-        """`forward` for single tokens, tokens_1B -> hidden_1BD, going on from a state; see `Block.step_from`.
+        """`forward` for single tokens, tokens_1B -> hidden_1BD, starting from a state; see `Block.step_from`.
 
-        None where the model has no faster way than `forward`.
+        None if the model has nothing faster than `forward`.
         """
         return None
 
     def shape_key(self, state: State) -> Hashable | None:
-        """What decides, besides the shapes that go in, which operations `forward` runs on which shapes.
+        """Everything, besides input shapes, that decides which operations `forward` runs on which shapes.
 
-        While it stays the same a recording of them may be replayed; None if for a state of these shapes
-        `forward` asks the device.
+        While it stays the same, a captured CUDA graph may be replayed. None if values on the device decide.
         """
         return ()
 
@@ -77,7 +76,7 @@ class LanguageModel(nn.Module, ABC):
         return hooks.penalties(self)
 
     def begin_epoch(self, number: int) -> None:
-        """Called before every step of a run: the text is read for the first time (0), the second (1) ..."""
+        """Called before every step of a run with the number of its epoch, counted from 0."""
         hooks.ask(self, "begin_epoch", number)
 
     def after_update(self) -> None:
@@ -86,22 +85,22 @@ class LanguageModel(nn.Module, ABC):
         self.refresh()
 
     def refresh(self) -> None:
-        """Derive from the weights what is derived from them.
+        """Recompute what is derived from the weights, such as window sizes.
 
-        `after_update` and `load_state_dict` do so; after any other change of the weights call it.
+        `after_update` and `load_state_dict` call it. Call it after any other change of the weights.
         """
         hooks.ask(self, "refresh")
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """What there is to see inside, by name: scalars for the metrics, and tensors."""
+        """Named tensors for inspection; scalars become metrics."""
         return hooks.diagnostics(self)
 
     def records(self) -> dict[str, dict[str, Any]]:
-        """What a run appends to `<name>.jsonl` at every logged step: fields that JSON can hold."""
+        """The fields, as JSON values, that a run appends to `<name>.jsonl` at every logged step."""
         return hooks.records(self)
 
     def optimizer_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Parameters that modules have declared to belong to one of `hooks.GROUPS`."""
+        """The parameters that modules declare for each of `hooks.GROUPS`."""
         return hooks.optimizer_groups(self)
 
     def flops(self, shape: Shape) -> float:

@@ -1,4 +1,4 @@
-"""How long a block takes on this machine."""
+"""Measures how long a block takes on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WARM_UPS, RUNS = 3, 10
 
 
 def measure_costs(model: Supernet, config: RunConfig) -> None:
-    """Where the search counts latency, let every candidate cost the time it takes where the model is now."""
+    """If the search uses latency as cost, set the cost of every candidate to its measured time."""
     if config.search is None or config.search.cost != "latency":
         return
     shape = (config.training.batch_size, config.training.block_length, _width(model))
@@ -24,13 +24,13 @@ def measure_costs(model: Supernet, config: RunConfig) -> None:
 
 
 def block_seconds(block: Block, shape_BTD: tuple[int, int, int]) -> float:
-    """Seconds forward and backward for one batch, in float32: the median of several runs.
+    """Seconds of forward and backward pass for one batch, in float32: the median of several runs.
 
-    Weights, gradients and random numbers stay as they are.
+    Weights, gradients and random generators are not changed.
     """
     weights = [parameter for parameter in block.parameters() if parameter.requires_grad]
     if not weights:
-        return 0.0  # a block that does nothing: what could be measured is the measuring
+        return 0.0  # an identity block: only the overhead could be measured
     device = weights[0].device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         h_BTD = torch.randn(shape_BTD, device=device, requires_grad=True)
@@ -45,14 +45,14 @@ def block_seconds(block: Block, shape_BTD: tuple[int, int, int]) -> float:
 
 
 def _width(model: Supernet) -> int:
-    """Of the hidden states."""
+    """The width of the hidden states."""
     with torch.no_grad():
         device = next(model.parameters()).device
         return int(model.embedding(torch.zeros(1, 1, dtype=torch.long, device=device)).shape[-1])
 
 
 def _now(device: torch.device) -> float:
-    """The time when all that was asked of the device is done."""
+    """The time after synchronising with the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -1,17 +1,18 @@
-"""Spans and memory in a transformer as it is built today.
+"""Spans and memory in a modern transformer: RMSNorm, QK-norm, RoPE, no biases.
 
 Every layer is attention over a memory and then feed-forward, both pre-norm; there are no biases:
 
     h = e_token;    h = h + Wo attention(N(h); memory);    h = h + W2 f(W1 N(h));    out = N(h)
 
-N(x) = g x / rms(x). n-grams may add to e_token what it means after the tokens right before it, and a short
-convolution these tokens themselves. Queries and keys are normed in every head and then turned by their
-position; f(x) is relu(x)^2, or another one, or silu(W1 x) (V x) in the place of f(W1 x). Scores of words may
-be kept within a limit: c tanh(s / c). A position sees itself, and before it as far as its head's span goes; a
-text begins with nothing.
+- N(x) = g x / rms(x) is RMSNorm.
+- n-gram embeddings and a short convolution over the last tokens may be added to e_token.
+- Queries and keys have QK-norm per head, then RoPE.
+- f(x) is relu(x)^2 or another activation; with SwiGLU, silu(W1 x) (V x) replaces f(W1 x).
+- Logits may be soft-capped: c tanh(s / c).
+- A position attends to itself and back as far as its head's span. A text starts with an empty memory.
 
-Matrices begin as N(0, 1/width) and those that add to the residual stream as zeros: a fresh model is its
-embedding and its head.
+Matrices are initialised with N(0, 1/width), those that write to the residual stream with zeros. So a new
+model is its embedding and its head.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def _positions(config: ModernConfig) -> Positions:
 
 
 def _embedding_and_head(config: ModernConfig, vocabulary_size: int) -> tuple[nn.Embedding, SoftmaxHead]:
-    """What is read is normed before anything else happens to it; what predicts must begin small."""
+    """The embedding is normed before use, so its scale is free; the head must start small."""
     embedding = nn.Embedding(vocabulary_size, config.width)
     head = SoftmaxHead(
         config.width,

@@ -1,7 +1,7 @@
-"""Single Headed Attention RNN: Stop Thinking With Your OutputHead (Merity, 2019).
+"""Single Headed Attention RNN: Stop Thinking With Your Head (Merity, 2019).
 
-Every layer is an LSTM and a feed-forward block without a second matrix, "Boom"; between them one layer, or
-every layer, attends with a single head to what its LSTM has said before:
+Every layer is an LSTM and "Boom", a feed-forward block without a second matrix. Between them one layer, or
+every layer, has attention with a single head over earlier outputs of its LSTM:
 
     h = LSTM(LN(h));    h = LN(h) + attention(h);    h = LN(h) + Boom(h)
 
@@ -27,14 +27,14 @@ from longspan.output import SplitSoftmaxHead
 from longspan.state import State
 
 EPSILON = 1e-12  # of all norms
-# Of a block of text that is trained on with a GPU. LSTMs of a GPU never run side by side, so pieces only hide
-# behind one LSTM what is not an LSTM: more of them hide more of it, and every one costs kernels of its own.
-# With one the blocks just read one after the other.
+# Number of pieces of a block of tokens in training on a GPU. LSTMs never run concurrently on a GPU, so pieces
+# only overlap an LSTM with other operations: more pieces overlap more, but each needs kernels of its own.
+# With one piece, blocks run one after the other.
 PIECES = 2
 
 
 class ShaRnn(Stack):
-    """A stack that is trained in waves on a GPU."""
+    """A stack whose blocks are pipelined over pieces of the text in training on a GPU (`waves.py`)."""
 
     def _through(self, h_BTD: Tensor, states: State) -> tuple[Tensor, State]:
         if PIECES > 1 and h_BTD.is_cuda and torch.is_grad_enabled():
@@ -63,20 +63,20 @@ def sha_rnn(config: ShaRnnConfig, vocabulary_size: int) -> Stack:
     embedding = nn.Embedding(vocabulary_size, width)
     head = SplitSoftmaxHead(embedding, config.splits, tied=config.tied)
     model = ShaRnn(embedding, blocks, head, dropout=config.embedding_dropout)
-    # Once a text is longer than the memory, what is forgotten depends on how long the blocks are.
+    # Once a text is longer than the memory, the block length decides how much is dropped.
     model.block_invariant = config.attention == "none"
     _initialise(model, width)
     return model
 
 
 def drop_memory(model: LanguageModel) -> None:
-    """Let a model, trained or not, keep its LSTM states only: attention sees the block it is in."""
+    """Set the attention memory of a model to length 0: attention sees only the current block of tokens."""
     for attention in _attentions(model):
         attention.memory_length = 0
 
 
 def collapse_value_gates(model: LanguageModel) -> None:
-    """Replace the gates of a trained model by the vectors they compute; the outputs stay the same."""
+    """Replace the value gates of a trained model by the vectors they compute; outputs stay the same."""
     for attention in _attentions(model):
         attention.collapse()
 
@@ -86,7 +86,7 @@ def _attentions(model: LanguageModel) -> list[SingleHeadAttention]:
 
 
 def _initialise(model: Stack, width: int) -> None:
-    """Small matrices; LSTMs, norms and scales keep the values they are made with."""
+    """Small matrices; LSTMs, norms and scales keep their default initial values."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.1 / math.sqrt(width))

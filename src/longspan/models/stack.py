@@ -22,8 +22,8 @@ class Stack(LanguageModel):
     """embedding -> block, block, block ... -> head.
 
     `shared` modules are used by several blocks and owned by the stack. `dropout` acts on the embeddings and
-    on what the head gets. `inputs` are layers that read the tokens too: what they give is added to the
-    embedding. Their states, and their weights in a checkpoint, have their names.
+    on the input of the head. `inputs` are further layers that read the tokens; their outputs are added to the
+    embedding. Their names are used in the state and in checkpoints.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Stack(LanguageModel):
         return State(begun | {"blocks": self._each_block(lambda block, _: block.initial_state(batch_size))})
 
     def input_layers(self) -> dict[str, InputLayer]:
-        """Those that read the tokens beside the embedding, by name."""
+        """The layers that read the tokens besides the embedding, by name."""
         layers = ((name, getattr(self, name)) for name in self._inputs)
         return {name: layer for name, layer in layers if isinstance(layer, InputLayer)}
 
@@ -68,14 +68,14 @@ class Stack(LanguageModel):
         return self._drop(h_BTD, self.dropout, self.training), State(read | {"blocks": after})
 
     def _through(self, h_BTD: Tensor, states: State) -> tuple[Tensor, State]:
-        """All blocks, one after the other."""
+        """Run all blocks in order."""
         after: dict[str, State | Tensor] = {}
         for name, block in self.blocks.named_children():
             h_BTD, after[name] = block(h_BTD, states.branch(name))
         return h_BTD, State(after)
 
     def _embedded(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, dict[str, State]]:
-        """What the blocks get, and what is remembered of the tokens themselves."""
+        """The input of the first block, and the new states of the input layers."""
         e_BTD: Tensor = self.embedding(tokens_BT)
         read: dict[str, State] = {}
         for name, layer in self.input_layers().items():
@@ -84,15 +84,15 @@ class Stack(LanguageModel):
         return e_BTD, read
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile every block on its own, and the last norm: blocks of a kind share their code.
+        """Compile every block on its own, and the final norm: blocks of the same kind share compiled code.
 
-        A copy of a compiled model would go on using the original's weights: copy first.
+        Copy a model before compiling it: a copy of a compiled model would use the original's weights.
         """
         for block in self.blocks:
             assert isinstance(block, Block)
             block.compile_parts()
         if self.final_norm is not None:
-            # Not `.compile()`, which leaves torch's own modules as they are.
+            # Not `.compile()`, which does not compile torch's own modules.
             self.final_norm.forward = torch.compile(self.final_norm.forward)
         if self.dropout != 0:
             self._drop = torch.compile(drop)

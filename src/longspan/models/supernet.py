@@ -1,7 +1,7 @@
 """Pay Attention when Required (Mandava, Migacz, Fit-Florea, 2020): a stack that learns its own pattern.
 
-Every block is a `GumbelBlock` of all candidates. What it has learned is a distribution over patterns: the
-blocks are independent, so that a pattern has the product of its letters' probabilities.
+Every block is a `GumbelBlock` of all candidates. The learned result is a distribution over patterns. Blocks
+are independent, so the probability of a pattern is the product over its letters.
 Shapes: B blocks of the stack, K candidates.
 """
 
@@ -29,16 +29,16 @@ from longspan.registry import ARCHITECTURES
 
 
 def supernet(config: RunConfig, vocabulary_size: int) -> Supernet:
-    """The model of a search: the candidates are the blocks that `config.model` has."""
+    """The model of a search; the candidates are block kinds of `config.model`."""
     search = config.search
     assert search is not None
     steps = search.anneal_steps or sum(stage.steps for stage in config.stage)
     temperature = AnnealedTemperature(search, max(1, steps))
 
     def arrange(makers: Makers) -> list[Block]:
-        lacking = next((letter for letter in search.candidates if letter not in makers), None)
-        if lacking is not None:
-            raise UserError(f"{config.architecture} has no block '{lacking}': leave it out of the candidates")
+        missing = next((letter for letter in search.candidates if letter not in makers), None)
+        if missing is not None:
+            raise UserError(f"{config.architecture} has no block '{missing}': remove it from the candidates")
         return [
             GumbelBlock(
                 {letter: makers[letter]() for letter in search.candidates}, temperature, search.sampling
@@ -46,17 +46,17 @@ def supernet(config: RunConfig, vocabulary_size: int) -> Supernet:
             for _ in range(search.num_blocks)
         ]
 
-    model = Supernet(_arranged(config, vocabulary_size, arrange), temperature, search)
+    model = Supernet(_build_stack(config, vocabulary_size, arrange), temperature, search)
     shape = Shape(config.training.batch_size, config.training.block_length)
     model.set_costs({letter: flops(block, shape) for letter, block in model.candidates().items()})
     return model
 
 
 class Supernet(Stack):
-    """A stack of stochastic blocks, and what they have learned to be.
+    """A stack of Gumbel blocks with learned probabilities of their candidates.
 
-    In evaluation the blocks are mixtures ("soft") unless `evaluating("hard")` makes each its likeliest
-    candidate: then the model is the one that `pattern()` describes.
+    In evaluation the blocks are mixtures ("soft"). With `evaluating("hard")` each block is its most likely
+    candidate, so the model is the one that `pattern()` describes.
     """
 
     costs_K: Tensor
@@ -78,20 +78,20 @@ class Supernet(Stack):
         self.register_buffer("costs_K", torch.zeros(len(self.letters)))
 
     def probabilities_BK(self) -> Tensor:
-        """How likely each block is to be each of the candidates, in the order of `letters`."""
-        return torch.stack([block.logits_K for block in self._stochastic()]).softmax(dim=-1)
+        """The probability of each candidate in each block, in the order of `letters`."""
+        return torch.stack([block.logits_K for block in self._gumbel_blocks()]).softmax(dim=-1)
 
     def pattern(self) -> str:
         """The most likely pattern."""
         return "".join(self.letters[k] for k in self._log_probabilities_BK().argmax(dim=-1).tolist())
 
     def top_patterns(self, number: int) -> list[tuple[str, float]]:
-        """The most likely patterns with their probabilities, best first; fewer if there are not so many."""
+        """Up to `number` most likely patterns with their probabilities, best first."""
         log_BK, order_BK = self._log_probabilities_BK().sort(dim=-1, descending=True, stable=True)
         log_p, order = log_BK.tolist(), order_BK.tolist()
-        best = (0,) * len(log_p)  # ranks: every block takes its likeliest candidate
-        # A pattern leads to those in which one block, not before the last that was changed, takes its next
-        # candidate: so every pattern is reached once, and never before a likelier one.
+        best = (0,) * len(log_p)  # ranks: every block takes its most likely candidate
+        # Best-first search. The successors of a pattern replace the candidate of one block by its next one,
+        # only at or after the last changed block: so every pattern is reached once, after all likelier ones.
         queue = [(-sum(ranked[0] for ranked in log_p), best, 0)]
         found: list[tuple[str, float]] = []
         while queue and len(found) < number:
@@ -106,20 +106,20 @@ class Supernet(Stack):
 
     @contextmanager
     def evaluating(self, choice: Literal["soft", "hard"]) -> Iterator[None]:
-        """How blocks answer in evaluation, until the context is left: as mixtures, or as their likeliest."""
-        before = [block.chosen for block in self._stochastic()]
+        """Inside, blocks are evaluated as mixtures ("soft") or as their most likely candidate ("hard")."""
+        before = [block.chosen for block in self._gumbel_blocks()]
         chosen = self.pattern() if choice == "hard" else [None] * len(before)
         try:
-            for block, letter in zip(self._stochastic(), chosen, strict=True):
+            for block, letter in zip(self._gumbel_blocks(), chosen, strict=True):
                 block.chosen = letter
             yield
         finally:
-            for block, letter in zip(self._stochastic(), before, strict=True):
+            for block, letter in zip(self._gumbel_blocks(), before, strict=True):
                 block.chosen = letter
 
     def architecture_parameters(self) -> list[nn.Parameter]:
-        """What decides the pattern."""
-        return [block.logits_K for block in self._stochastic()]
+        """The logits of all blocks, which decide the pattern."""
+        return [block.logits_K for block in self._gumbel_blocks()]
 
     def weight_parameters(self) -> list[nn.Parameter]:
         """All other parameters."""
@@ -127,18 +127,18 @@ class Supernet(Stack):
         return [parameter for parameter in self.parameters() if id(parameter) not in architecture]
 
     def candidates(self) -> dict[str, Block]:
-        """The candidates of the first block; those of the others cost the same."""
-        first = self._stochastic()[0]
+        """The candidates of the first block; those of all others cost the same."""
+        first = self._gumbel_blocks()[0]
         return {letter: block for letter, block in first.candidates.items() if isinstance(block, Block)}
 
     def set_costs(self, costs: Mapping[str, float]) -> None:
-        """What each candidate costs, in any unit. It is saved with the weights: what was measured stays."""
+        """Set the cost of each candidate, in any unit. Costs are saved with the weights."""
         self.costs_K.copy_(torch.tensor([costs[letter] for letter in self.letters]))
 
     def penalties(self) -> dict[str, Tensor]:
         if self.cost_weight == 0:
             return super().penalties()
-        expected = (self.probabilities_BK() @ self.costs_K.to(self._stochastic()[0].logits_K.dtype)).mean()
+        expected = (self.probabilities_BK() @ self.costs_K.to(self._gumbel_blocks()[0].logits_K.dtype)).mean()
         return {**super().penalties(), "search_cost": self.cost_weight * expected / self.costs_K.max()}
 
     def diagnostics(self) -> dict[str, Tensor]:
@@ -152,19 +152,23 @@ class Supernet(Stack):
         }
         return {**super().records(), "architecture": architecture}
 
-    def _stochastic(self) -> list[GumbelBlock]:
+    def _gumbel_blocks(self) -> list[GumbelBlock]:
         return [block for block in self.blocks if isinstance(block, GumbelBlock)]
 
     def _log_probabilities_BK(self) -> Tensor:
-        logits_BK = torch.stack([block.logits_K.detach() for block in self._stochastic()])
+        logits_BK = torch.stack([block.logits_K.detach() for block in self._gumbel_blocks()])
         return logits_BK.double().log_softmax(dim=-1).cpu()
 
 
-def _arranged(config: RunConfig, vocabulary_size: int, arrange: Arrange) -> Stack:
+def _build_stack(config: RunConfig, vocabulary_size: int, arrange: Arrange) -> Stack:
     build = ARCHITECTURES[config.architecture].resolve()
     if "arrange" not in inspect.signature(build).parameters:
-        raise UserError(f"{config.architecture} cannot be searched: its build takes no argument 'arrange'")
+        raise UserError(
+            f"{config.architecture} cannot be searched: its build function has no argument 'arrange'"
+        )
     stack = build(config.model, vocabulary_size, arrange=arrange)
     if not isinstance(stack, Stack):
-        raise UserError(f"{config.architecture} cannot be searched: its build must return a longspan.Stack")
+        raise UserError(
+            f"{config.architecture} cannot be searched: its build function must return a longspan.Stack"
+        )
     return stack

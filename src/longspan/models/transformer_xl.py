@@ -4,8 +4,10 @@ Every layer is attention over the block and a memory of the layer's past inputs,
 
     u = LN(h + attention(h; memory));    out = LN(u + W2 relu(W1 u + b1) + b2)
 
-Attention counts distance by projected sinusoids, with two biases in the place of absolute positions
-(section 3.3):  score(i, d) = ((q_i + u) . k_{i-d} + (q_i + v) . R sinusoid(d)) / sqrt(K),  d = 0, 1, ...
+Relative positions are projected sinusoids of the distance, with two learned biases (section 3.3):
+
+    score(i, d) = ((q_i + u) . k_{i-d} + (q_i + v) . R sinusoid(d)) / sqrt(K),    d = 0, 1, ...
+
 Embeddings are multiplied by sqrt(width).
 """
 
@@ -34,7 +36,7 @@ from longspan.output import AdaptiveSoftmaxHead
 def transformer_xl(
     config: TransformerXLConfig, vocabulary_size: int, arrange: Arrange | None = None
 ) -> Stack:
-    """The stack of the configuration's pattern, or of what `arrange` makes of the same kinds of blocks."""
+    """The stack with the configuration's pattern, or with the blocks that `arrange` makes."""
     head_width = config.head_width or config.width // config.num_heads
     norm_first = config.norm == "pre"
     biases = QueryBiases(config.num_heads, head_width) if config.biases == "shared" else None
@@ -85,7 +87,7 @@ def transformer_xl(
         shared={} if biases is None else {"biases": biases},
         dropout=config.dropout,
     )
-    # With the whole memory, the last position of a long block sees further back than that of a short one.
+    # If all of the memory is visible, the last position of a longer block sees further back.
     model.block_invariant = config.same_length or config.span is not None
     _initial_values(model)
     return model
@@ -127,9 +129,9 @@ def _embedding_and_head(
 
 
 def _initial_values(model: Stack) -> None:
-    """Those of the original: all weights N(0, 0.02), but projections of words N(0, 0.01); biases 0.
+    """As in the original: weights N(0, 0.02), projections of embedding and head N(0, 0.01), biases 0.
 
-    Blocks of plugins keep their own.
+    Blocks of plugins keep their own initial values.
     """
     plugins = [part for part in model.modules() if isinstance(part, Block) and part.from_plugin]
     left_alone = {module for block in plugins for module in block.modules()}

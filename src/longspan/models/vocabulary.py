@@ -1,4 +1,4 @@
-"""The two ends of a model, where words become vectors and vectors become words."""
+"""Builds the embedding and the output head of a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from longspan.output import AdaptiveSoftmaxHead, OutputHead, SoftmaxHead
 def embedding_and_head(
     config: VocabularyConfig, width: int, vocabulary_size: int
 ) -> tuple[nn.Embedding | AdaptiveEmbedding, OutputHead]:
-    """Plain without cutoffs, adaptive with them."""
+    """Adaptive embedding and softmax if the configuration has cutoffs, else plain ones."""
     if not config.cutoffs:
         return nn.Embedding(vocabulary_size, width), SoftmaxHead(width, vocabulary_size)
     embedding = AdaptiveEmbedding(vocabulary_size, width, cutoffs=config.cutoffs, division=config.division)

@@ -1,8 +1,8 @@
-"""Blocks that read at the same time, each a piece of the text behind the one before it.
+"""Pipelines the blocks of a stack over pieces of the text, each block on its own CUDA stream.
 
-On a GPU an LSTM mostly waits for itself: a token is little work, and the next one needs its result. So a text
-is cut into pieces, and while one layer reads a piece, the layer above it reads the piece before. Gradients
-flow back the same way: autograd runs the backward pass of an operation on the stream of its forward pass.
+An LSTM leaves most of a GPU idle: one token is little work, and the next token needs its result. So a block
+of tokens is cut into pieces, and while one layer reads a piece, the layer above it reads the previous piece.
+The backward pass overlaps in the same way: autograd runs it on the streams of the forward pass.
 Shapes: B batch, T block, D width.
 """
 
@@ -24,27 +24,27 @@ from longspan.state import State
 def in_waves(
     blocks: Sequence[Block], h_BTD: Tensor, states: Sequence[State], num_pieces: int
 ) -> tuple[Tensor, list[State]]:
-    """What the blocks give one after the other."""
+    """The same outputs and states as running the blocks in order."""
     length = h_BTD.shape[1]
-    # In memory a piece is like any other block of text: compiled blocks are compiled once for both.
+    # Contiguous like any other block of tokens, so that compiled blocks are not compiled again.
     pieces = [piece_BTD.contiguous() for piece_BTD in h_BTD.split(-(-length // num_pieces), dim=1)]
-    contiguous_split = _ContiguousSplit(h_BTD.device, blocks) if h_BTD.is_cuda else None
+    streams = _Streams(h_BTD.device, blocks) if h_BTD.is_cuda else None
     readings: list[Reading] = []
     after = list(states)
     for wave in range(len(pieces) + len(blocks) - 1):
-        # The last block first: the one before it has then been given nothing yet that it need not wait for.
+        # The last block first: its stream then waits only for the work of earlier waves.
         for number in reversed(range(len(blocks))):
             place = wave - number
             if not 0 <= place < len(pieces):
                 continue
-            with contiguous_split.turn(number, pieces[place]) if contiguous_split else nullcontext():
+            with streams.turn(number, pieces[place]) if streams else nullcontext():
                 if place == 0:
                     readings.append(_begin(blocks[number], states[number], length))
                 pieces[place] = readings[number].read(pieces[place])
                 if place == len(pieces) - 1:
                     after[number] = readings[number].end()
-    if contiguous_split is not None:
-        contiguous_split.join([*pieces, *(leaf for state in after for leaf in state.flatten().values())])
+    if streams is not None:
+        streams.join([*pieces, *(leaf for state in after for leaf in state.flatten().values())])
     return torch.cat(pieces, dim=1), after
 
 
@@ -52,15 +52,15 @@ def _begin(block: Block, state: State, length: int) -> Reading:
     return block.begin(state, length) if isinstance(block, ReadsInPieces) else PlainReading(block, state)
 
 
-class _ContiguousSplit:
-    """Every block on a stream of its own.
+class _Streams:
+    """A CUDA stream for every block.
 
-    A tensor that another stream reads is recorded there: its memory must not be used again before.
+    `record_stream` marks a tensor that another stream reads, so that its memory is not reused too early.
     """
 
     def __init__(self, device: torch.device, blocks: Sequence[Block]) -> None:
         self.main = torch.cuda.current_stream(device)
-        # LSTMs go first: everything waits for them, and they start only where many multiprocessors are free.
+        # LSTMs have priority: everything waits for them, and they start only when many SMs are free.
         self.streams = [
             _stream(device, number, priority=-1 if isinstance(block, LSTMBlock) else 0)
             for number, block in enumerate(blocks)
@@ -70,7 +70,7 @@ class _ContiguousSplit:
 
     @contextmanager
     def turn(self, number: int, h_BTD: Tensor) -> Iterator[None]:
-        """To read what the block before has given."""
+        """Run on the stream of block `number`, after the previous block has computed h_BTD."""
         stream = self.streams[number]
         if number > 0:
             stream.wait_stream(self.streams[number - 1])
@@ -87,5 +87,5 @@ class _ContiguousSplit:
 
 @cache
 def _stream(device: torch.device, number: int, priority: int) -> torch.cuda.Stream:
-    """Always the same: memory that a stream has used is kept for that stream."""
+    """Streams are reused, because torch caches memory per stream."""
     return torch.cuda.Stream(device, priority=priority)

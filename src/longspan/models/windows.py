@@ -1,4 +1,4 @@
-"""A window of its own for every head: given in the configuration, or what a model has learned."""
+"""Fixed windows per head, from the configuration or from learned spans."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from longspan.models.interface import LanguageModel
 
 
 def set_windows(model: LanguageModel, windows_LH: Sequence[Sequence[int]]) -> None:
-    """Let each head of each layer see as many positions as its window says."""
+    """Set the window of each head of each layer."""
     spans = [module for module in model.modules() if isinstance(module, FixedSpan)]
     if len(windows_LH) != len(spans):
         raise UserError(
-            f"the model has {len(spans)} layers with heads, and windows are given for {len(windows_LH)}"
+            f"span.windows has {len(windows_LH)} layers, but the model has {len(spans)} attention layers"
         )
     for span, windows in zip(spans, windows_LH, strict=True):
         span.set_windows(windows)
 
 
 def with_frozen_spans(config: ModelConfig, model: LanguageModel) -> ModelConfig:
-    """The same model with the spans it has learned as fixed windows, which see all that the spans reach.
+    """The configuration with fixed windows that cover the learned spans of `model`.
 
-    Its weights are those of the learned model without the spans. What lay on the soft edge of a span, seen
-    in part, is seen as a whole.
+    The weights are those of `model` without the spans. Positions within the ramp of a span, which were
+    partly masked, are fully visible.
     """
     learned_LH = model.diagnostics().get("spans_LH")
     span = getattr(config, "span", None)
     if not isinstance(span, SpanConfig) or learned_LH is None:
-        raise UserError("this model has learned no spans: there is nothing to freeze")
+        raise UserError("this model has no learned spans: there is nothing to freeze")
     windows = tuple(tuple(map(int, spans_H)) for spans_H in learned_LH.tolist())
     return replace(config, span=SpanConfig(kind="fixed", limit=span.limit, windows=windows))

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules: what torch lacks is here, the rest is torch's."""
+"""Learning-rate schedules and the optimizers that torch does not have."""
 
 from longspan.optim.adagrad import Adagrad
 from longspan.optim.build import build_optimizers, compile_updates, set_rate

@@ -1,4 +1,4 @@
-"""Adagrad that limits the gradient norm of every tensor on its own (adaptive-span's optimizer)."""
+"""Adagrad with gradient clipping per tensor, the optimizer of adaptive span."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Adagrad(Optimizer):
         sum += g²
         p   -= lr · min(1, clip / n) · g / (√sum + 1e-10)
 
-    The clipping shortens the step only: the sum takes the whole gradient. A clip of 0 means none.
+    Only the step is clipped: the sum uses the whole gradient. A clip of 0 means none.
     """
 
     def __init__(self, parameters: Any, lr: float, clip: float = 0.0) -> None:
@@ -30,7 +30,7 @@ class Adagrad(Optimizer):
         self._update = _update
 
     def compile(self, fallback: CompileFallback) -> None:
-        """Make few operations of an update."""
+        """Compile the update into a few kernels."""
         compiled = torch.compile(_update)
         self._update = lambda *arguments: fallback.run(lambda: compiled(*arguments))
 
@@ -45,7 +45,7 @@ class Adagrad(Optimizer):
             if parameters:
                 gradients = [p.grad for p in parameters if p.grad is not None]
                 sums = [self._sum(p) for p in parameters]
-                # A tensor, so that compiled code serves every rate.
+                # A tensor, so that a new rate does not recompile.
                 rate = torch.tensor(group["lr"], dtype=torch.float64)
                 self._update(parameters, gradients, sums, rate, group["clip"] or math.inf)
         return loss

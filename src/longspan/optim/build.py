@@ -1,4 +1,4 @@
-"""From a stage's settings to the optimizers that move a model."""
+"""Builds the optimizers of a stage."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from longspan.optim.groups import group_of_parameters
 from longspan.optim.lamb import Lamb
 from longspan.optim.muon import Muon
 
-_MOMENTUM = {"muon": 0.95, "sgd": 0.0}  # where the stage does not say
+_MOMENTUM = {"muon": 0.95, "sgd": 0.0}  # defaults, if the stage has no momentum
 
 
 def build_optimizers(
     model: LanguageModel, stage: StageConfig, *, without: Iterable[nn.Parameter] = ()
 ) -> list[Optimizer]:
-    """The optimizers of a stage; between them they hold every trainable parameter once, but those `without`.
+    """The optimizers of a stage. Together they hold every trainable parameter once, except those `without`.
 
-    `group_of_parameters` says what decays and what Muon moves. Every group remembers its highest rate as
-    `peak`, which `set_rate` scales.
+    `group_of_parameters` decides what has weight decay and what Muon trains. Every group stores its peak rate
+    as `peak`, which `set_rate` scales.
     """
     rate = stage.learning_rate
     elsewhere = {id(p) for p in without}
@@ -51,7 +51,7 @@ def build_optimizers(
     if stage.optimizer == "muon":
         matrices, decaying = members("matrix"), members("decay")
         if not matrices:
-            raise UserError("muon needs matrices inside blocks and this model has none; use adamw")
+            raise UserError("muon needs matrices inside blocks, and this model has none: use adamw")
         muon = Muon(_group(matrices, rate, stage.weight_decay), lr=rate, momentum=momentum)
         rate_of_others = rate if stage.adamw_learning_rate is None else stage.adamw_learning_rate
         groups = _group(decaying, rate_of_others, stage.weight_decay) + _group(others, rate_of_others)
@@ -66,14 +66,14 @@ def build_optimizers(
 
 
 def compile_updates(optimizers: Iterable[Optimizer], fallback: CompileFallback) -> None:
-    """Compile the updates that torch has not as one operation."""
+    """Compile the updates for which torch has no fused kernel."""
     for optimizer in optimizers:
         if isinstance(optimizer, Adagrad | Lamb):
             fallback.compile(partial(optimizer.compile, fallback))
 
 
 def set_rate(optimizers: list[Optimizer], fraction: float) -> None:
-    """Let the next update use this fraction of every group's highest rate."""
+    """Set the learning rate of every group to this fraction of its peak rate."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * fraction
@@ -84,5 +84,5 @@ def _adam(kind: type[torch.optim.Adam], groups: list[dict[str, Any]], stage: Sta
 
 
 def _group(parameters: list[nn.Parameter], peak: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-    """One parameter group, or none where there are no parameters."""
+    """One parameter group, or none if there are no parameters."""
     return [{"params": parameters, "peak": peak, "weight_decay": weight_decay}] if parameters else []

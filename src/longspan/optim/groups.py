@@ -1,4 +1,4 @@
-"""Which parameters decay, and which of them Muon moves: what modules declare, and a rule for the others."""
+"""Assigns every parameter to an optimizer group: what modules declare, and a rule for the rest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LISTED = 4  # names in a notice
 def group_of_parameters(model: LanguageModel) -> dict[nn.Parameter, str]:
     """The group of every trainable parameter, one of `GROUPS`, in the order of `model.parameters()`.
 
-    What no module declares is "matrix" if it is a matrix of a linear or recurrent layer outside the output
+    An undeclared parameter is "matrix" if it is a matrix of a linear or recurrent layer outside the output
     head, and "no_decay" otherwise.
     """
     declared = _declared(model)
@@ -27,10 +27,10 @@ def group_of_parameters(model: LanguageModel) -> dict[nn.Parameter, str]:
 
 
 def undeclared_notice(model: LanguageModel, stages: Iterable[StageConfig]) -> str | None:
-    """A line for the user where the rule for undeclared parameters may not be what they want.
+    """A line for the user if the rule for undeclared parameters may not be what they want.
 
-    That is where matrices decay or Muon moves them, and a module has matrices of its own, neither embeddings
-    nor in the output head, about which it declares nothing.
+    That is the case in stages with Muon or weight decay, if a module has undeclared matrices of its own that
+    are not embeddings and not in the output head.
     """
     muon = any(stage.optimizer == "muon" for stage in stages)
     if not muon and not any(stage.weight_decay > 0 for stage in stages):
@@ -43,13 +43,13 @@ def undeclared_notice(model: LanguageModel, stages: Iterable[StageConfig]) -> st
         return None
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return (
-        f"these matrices are trained {'by AdamW ' if muon else ''}without decay: "
+        f"these matrices are trained {'by AdamW ' if muon else ''}without weight decay: "
         f"{', '.join(names[:_LISTED])}{more}; declare them with optimizer_groups"
     )
 
 
 def _declared(model: LanguageModel) -> dict[nn.Parameter, str]:
-    """What the modules declare; where the model declares something else, the model decides."""
+    """The declared groups; a declaration of the model overrides those of its modules."""
     return _checked(model, hooks.optimizer_groups(model)) | _checked(model, model.optimizer_groups())
 
 
@@ -58,19 +58,21 @@ def _checked(model: LanguageModel, groups: Mapping[str, list[nn.Parameter]]) -> 
     found: dict[nn.Parameter, str] = {}
     for group, parameters in groups.items():
         if group not in GROUPS:
-            raise UserError(f"optimizer_groups() gives {group!r}: the groups are {', '.join(GROUPS)}")
+            raise UserError(f"optimizer_groups() returns {group!r}: the groups are {', '.join(GROUPS)}")
         for p in parameters:
             if p not in names:
-                raise UserError(f"optimizer_groups() gives in {group!r} what is no parameter of the model")
+                raise UserError(
+                    f"optimizer_groups() returns a tensor in {group!r} that is not a parameter of the model"
+                )
             if found.setdefault(p, group) != group:
-                raise UserError(f"optimizer_groups() gives {names[p]} twice, in {found[p]!r} and {group!r}")
+                raise UserError(f"optimizer_groups() returns {names[p]} twice, in {found[p]!r} and {group!r}")
             if group == "matrix" and p.ndim < 2:
-                raise UserError(f"optimizer_groups() gives {names[p]} as a matrix: it needs 2 dimensions")
+                raise UserError(f"optimizer_groups() returns {names[p]} as a matrix: it needs 2 dimensions")
     return found
 
 
 def _layer_matrices(model: LanguageModel) -> Iterator[nn.Parameter]:
-    """Matrices of linear and recurrent layers: no embeddings, head, norms, biases."""
+    """Matrices of linear and recurrent layers: not of embeddings, head, norms or biases."""
     head = {*model.head.parameters()}
     for layer in model.modules():
         if isinstance(layer, nn.Linear | nn.RNNBase):

@@ -1,4 +1,4 @@
-"""LAMB (You et al., 2019) as SHA-RNN was trained with it: Adam whose steps are as long as the weights say."""
+"""LAMB (You et al., 2019), as used for SHA-RNN: Adam with steps scaled by the norm of the weights."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from longspan.kernels.compile_fallback import CompileFallback
 from longspan.optim.norms import norms
 
 EPSILON = 1e-6
-LONGEST = 10.0  # weights count as no longer than this
+LONGEST = 10.0  # upper bound of the weight norm in the trust ratio
 
 
 class Lamb(Optimizer):
-    """For every tensor p with gradient g, without correcting the bias of the averages:
+    """For every tensor p with gradient g, without bias correction:
 
         m  = β1 m + (1 - β1) g
         v  = β2 v + (1 - β2) g²
         u  = m / (√v + 1e-6) + decay · p
         p -= lr · trust · u          with trust = min(|p|, 10) / |u|
 
-    Trust is never below `min_trust`, and it is 1 where p is all zeros. With a `min_trust` of 0 there is
-    neither rule: a tensor of zeros stays what it is.
+    Trust is at least `min_trust`, and 1 if p is all zeros. With a `min_trust` of 0 neither rule applies: a
+    tensor of zeros stays zero.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Lamb(Optimizer):
         self._update = _update
 
     def compile(self, fallback: CompileFallback) -> None:
-        """Make few operations of an update."""
+        """Compile the update into a few kernels."""
         compiled = torch.compile(_update)
         self._update = lambda *arguments: fallback.run(lambda: compiled(*arguments))
 
@@ -57,7 +57,7 @@ class Lamb(Optimizer):
                 gradients = [p.grad for p in parameters if p.grad is not None]
                 means = [self._average(p, "exp_avg") for p in parameters]
                 squares = [self._average(p, "exp_avg_sq") for p in parameters]
-                # A tensor, so that compiled code serves every rate.
+                # A tensor, so that a new rate does not recompile.
                 rate = torch.tensor(group["lr"], dtype=torch.float64)
                 others = (group["betas"], group["weight_decay"], group["min_trust"])
                 self._update(parameters, gradients, means, squares, rate, *others)
@@ -97,7 +97,7 @@ def _update(
 
 
 def _trust(lengths: Tensor, steps: Tensor, min_trust: float) -> Tensor:
-    """One number for every tensor of these lengths, which is to take a step of that length."""
+    """The trust ratio of every tensor, from the norms of weights and updates."""
     lengths = lengths.clamp(max=LONGEST)
     trust = torch.where(steps > 0, lengths / steps, 1.0)
     return torch.where(lengths > 0, trust, 1.0).clamp(min=min_trust) if min_trust > 0 else trust

@@ -1,6 +1,6 @@
-"""What optimizers remember of each parameter (sums, moments), by the parameter's name.
+"""Optimizer states (sums, moments) by parameter name, for checkpoints.
 
-Settings are left out: they come from the configuration.
+Settings such as rates are not included: they come from the configuration.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from longspan.models.interface import LanguageModel
 
 
 def memories(model: LanguageModel, optimizers: list[Optimizer]) -> dict[str, Tensor]:
-    """Every remembered tensor under the parameter's name, a dot and what it is."""
+    """Every state tensor, as `<parameter name>.<state name>`."""
     names = _names(model)
     return {
         f"{names[parameter]}.{key}": value
@@ -28,7 +28,7 @@ def memories(model: LanguageModel, optimizers: list[Optimizer]) -> dict[str, Ten
 def restore_memories(
     model: LanguageModel, optimizers: list[Optimizer], remembered: Mapping[str, Tensor]
 ) -> None:
-    """Let `optimizers` go on with what others of the same kind remembered."""
+    """Load the state of earlier optimizers of the same kind into `optimizers`."""
     by_parameter: dict[str, dict[str, Tensor]] = {}
     for name, tensor in remembered.items():
         parameter_name, _, key = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""Muon, all matrices of one shape at a time. Shapes: N matrices, R rows, C columns."""
+"""Muon, batched over all matrices of one shape. Shapes: N matrices, R rows, C columns."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ EPSILON = 1e-7
 
 
 class Muon(Optimizer):
-    """Momentum whose step is made orthogonal (Jordan et al., 2024). For every matrix p with gradient g:
+    """Momentum with orthogonalised steps (Jordan et al., 2024). For every matrix p with gradient g:
 
         m  = μ m + (1 - μ) g
         o  = orthogonal((1 - μ) g + μ m)
         p  = (1 - lr · decay) p - 0.2 lr √max(R, C) · o
 
-    The factor makes the step of a matrix as large as AdamW's would be (Liu et al., 2025), so rates of the two
-    can be compared. A parameter [N, R, C] holds N matrices. It computes what `torch.optim.Muon` does with
-    "match_rms_adamw", but makes all matrices of one shape orthogonal in the same products: on a GPU a few
-    large ones instead of hundreds of small ones.
+    The factor makes steps about as large as AdamW's (Liu et al., 2025), so learning rates of the two are
+    comparable. A parameter [N, R, C] holds N matrices. The result is that of `torch.optim.Muon` with
+    "match_rms_adamw", but all matrices of one shape are orthogonalised in the same batched products: on a GPU
+    a few large ones instead of hundreds of small ones.
     """
 
     def __init__(self, parameters: Any, lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
@@ -50,7 +50,7 @@ class Muon(Optimizer):
         ahead = torch._foreach_lerp(gradients, means, group["momentum"])
         if group["weight_decay"]:
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        for shape in {p.shape: None for p in parameters}:  # in the order in which they come
+        for shape in {p.shape: None for p in parameters}:  # unique, in order of appearance
             alike = [i for i, p in enumerate(parameters) if p.shape == shape]
             ahead_NRC = torch.cat([ahead[i].reshape(-1, *shape[-2:]) for i in alike])
             moves_NRC = orthogonal(ahead_NRC).to(parameters[alike[0]].dtype)
@@ -69,7 +69,7 @@ class Muon(Optimizer):
 def orthogonal(x_NRC: Tensor) -> Tensor:
     """U S' V^T for each X = U S V^T, with all of S' near 1: five steps of X = a X + b X X^T X + c (X X^T)² X.
 
-    On a GPU in bfloat16, which is enough for a direction. A matrix of zeros stays one.
+    On a GPU in bfloat16, which is precise enough for a direction. A matrix of zeros stays zero.
     """
     if x_NRC.shape[1] > x_NRC.shape[2]:
         return orthogonal(x_NRC.mT).mT

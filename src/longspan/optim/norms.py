@@ -1,4 +1,4 @@
-"""The lengths of many tensors at once."""
+"""The norms of many tensors at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-@torch.compiler.disable  # compiled, stacking takes a kernel for every one of them
+@torch.compiler.disable  # compiled, stacking would launch one kernel per tensor
 def norms(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
-    """Their 2-norms, [N], all on the device."""
+    """Their 2-norms, [N], on the device."""
     return torch.stack(torch._foreach_norm(tensors))

@@ -1,4 +1,4 @@
-"""The learning rate over a stage, as a fraction of the stage's highest rate."""
+"""Learning-rate schedules: the rate over a stage as a fraction of its peak."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from longspan.config import StageConfig
 
 
 def fraction(stage: StageConfig, step: int, seconds: float = 0.0) -> float:
-    """Which part of the learning rate update number `step` uses, counted from 1.
+    """The fraction of the learning rate at update number `step`, counted from 1.
 
-    `seconds` is the training time the stage has used so far; it matters only to a schedule that ends with the
-    stage, if that has a limit of time: it then follows whichever of steps and time is further on.
+    `seconds` is the training time of the stage so far. Schedules that end with the stage use it if the stage
+    has `max_seconds`: they follow steps or time, whichever is further.
     """
     warm = min(1.0, step / stage.warmup_steps) if stage.warmup_steps else 1.0
     if stage.schedule == "cosine":
@@ -26,7 +26,7 @@ def fraction(stage: StageConfig, step: int, seconds: float = 0.0) -> float:
 
 
 def done(stage: StageConfig, steps: int, seconds: float) -> float:
-    """The part of a stage that lies behind, by steps or by time, whichever is further on; 1 is its end."""
+    """The fraction of a stage that is done, by steps or by time, whichever is further; 1 is the end."""
     by_time = seconds / stage.max_seconds if stage.max_seconds else 0.0
     return min(1.0, max(steps / stage.steps, by_time))
 

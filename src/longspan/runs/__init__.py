@@ -1,4 +1,4 @@
-"""Run folders and checkpoints: what training leaves behind and everything else reads."""
+"""Run folders and checkpoints: written by training, read by everything else."""
 
 from longspan.runs.checkpoint import Checkpoint
 from longspan.runs.environment import pick_device

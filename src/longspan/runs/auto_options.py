@@ -1,4 +1,4 @@
-"""What `auto` means for precision and compilation on the device that a run begins on."""
+"""Resolves `auto` for precision and compilation, for the device that a run starts on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMPUTE_CAPABILITY = (8, 0)  # the first with bf16
 def resolved(config: RunConfig, device: torch.device) -> RunConfig:
     """The configuration with `auto` replaced by what it means on `device`.
 
-    A run folder holds the resolved values: a run that is resumed, here or elsewhere, keeps them.
+    A run folder holds the resolved values, so a resumed run keeps them on any machine.
     """
     training = config.training
     if training.precision == "auto":

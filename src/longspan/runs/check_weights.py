@@ -1,4 +1,4 @@
-"""Whether the weights of a checkpoint are those of a model."""
+"""Checks that the weights of a checkpoint match a model."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from longspan.models import LanguageModel
 
 
 def check_weights(model: LanguageModel, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Complain about the first tensor of the checkpoint `path` that does not belong to `model`."""
+    """Raise `UserError` for the first tensor of the checkpoint `path` that does not match `model`."""
     wanted = model.state_dict()
     for name, tensor in wanted.items():
         if name not in weights:
-            raise UserError(f"{path} does not fit the run's configuration: it lacks the tensor '{name}'")
+            raise UserError(f"{path} does not match the run's configuration: it has no tensor '{name}'")
         if weights[name].shape != tensor.shape:
             raise UserError(
-                f"{path} does not fit the run's configuration: '{name}' has shape "
+                f"{path} does not match the run's configuration: '{name}' has shape "
                 f"{list(weights[name].shape)} where the model has {list(tensor.shape)}"
             )
     for name in weights:
         if name not in wanted:
-            raise UserError(f"{path} does not fit the run's configuration: the model has no tensor '{name}'")
+            raise UserError(
+                f"{path} does not match the run's configuration: the model has no tensor '{name}'"
+            )

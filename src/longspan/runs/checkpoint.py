@@ -1,7 +1,6 @@
-"""A checkpoint: named tensors and a few facts about them in one safetensors file.
+"""A checkpoint: one safetensors file with named tensors and facts (JSON values).
 
-The header carries the facts as JSON and a checksum over everything, so a damaged file is noticed before
-any of it is used.
+The header has the facts and a checksum over everything, so a damaged file is detected before it is used.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SUFFIX = ".safetensors"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a file held: tensors on the CPU, and facts that JSON can say."""
+    """The contents of a file: tensors on the CPU, and JSON values."""
 
     tensors: dict[str, Tensor]
     facts: dict[str, Any]
@@ -39,8 +38,8 @@ class Checkpoint:
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write a checkpoint; until it is complete the file that was there before stays as it was."""
-    # Copies: the file format allows no two names for one storage, and tied weights have two.
+    """Write a checkpoint. An existing file is replaced only when the new one is complete."""
+    # Copies: safetensors does not allow two names for one storage, and tied weights have two.
     whole = {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
@@ -49,23 +48,23 @@ def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) ->
     with whole_file(path) as partial:
         try:
             save_file(whole, partial, metadata={"facts": said, "checksum": _checksum(whole, said)})
-        except SafetensorError as problem:  # a full disk, for one: the library wraps what the system said
+        except SafetensorError as problem:  # wraps errors of the system, such as a full disk
             raise UserError(f"could not write the checkpoint {path}: {problem}") from None
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint and prove that it is whole."""
+    """Read a checkpoint and verify its checksum."""
     if not path.is_file():
         raise UserError(f"there is no checkpoint {path}")
-    path.open("rb").close()  # a file that may not be read is not damaged: here the system says so
+    path.open("rb").close()  # without permission to read, the system's error is raised here
     try:
         return _read(path)
     except _Damage as damage:
-        raise UserError(f"the checkpoint {path} is {damage}{_way_out(path)}") from None
+        raise UserError(f"the checkpoint {path} is {damage}{_other_checkpoint(path)}") from None
 
 
 class _Damage(Exception):
-    """What is wrong with a file."""
+    """Why a file cannot be read."""
 
 
 def _read(path: Path) -> Checkpoint:
@@ -94,13 +93,13 @@ def _checksum(tensors: Mapping[str, Tensor], said: str) -> str:
     return f"{crc:08x}"
 
 
-def _way_out(path: Path) -> str:
-    """Another checkpoint of the run may stand in for a damaged one, if it is whole itself."""
+def _other_checkpoint(path: Path) -> str:
+    """A hint to use another checkpoint of the run, if there is one that is not damaged."""
     others = [other for other in sorted(path.parent.glob(f"*{SUFFIX}")) if other != path]
     for other in others:
         try:
             _read(other)
         except _Damage:
             continue
-        return f"; copy {other.name} over it to go on from there"
+        return f"; copy {other.name} over it to continue from there"
     return f", and so is {others[0].name}: start a new run" if others else ""

@@ -1,4 +1,4 @@
-"""Where a run was made: enough to make it again, or to know why it came out differently."""
+"""The environment of a run: versions, machine, device. Needed to reproduce a run or explain differences."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device).item()  # the meta device has no values
+        torch.zeros(1, device=device).item()  # fails on the meta device
     except (RuntimeError, AssertionError, ImportError):
-        raise UserError(f"there is no device '{name}' here; use cpu or auto") from None
+        raise UserError(f"there is no device '{name}' on this machine; use cpu or auto") from None
     if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)  # kernels are launched on the current one
+        torch.cuda.set_device(device)  # kernels are launched on the current device
     return device
 
 
 def device_name(device: torch.device) -> str:
-    """What a user calls the device: the model of a GPU, else its type."""
+    """The product name of a GPU, else the type of the device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, machine and device, as JSON can hold them. Nothing is compiled to find out."""
+    """Versions, machine and device, as JSON values. Nothing is compiled for this."""
     return {
         "longspan": VERSION,
         "python": platform.python_version(),
@@ -58,7 +58,7 @@ def _attention(device: torch.device) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What has changed between two environments that may change the last bits of a result."""
+    """Differences between two environments that may change the last bits of a result."""
     return [
         f"{name} {before[name]} -> {now[name]}"
         for name in ("torch", "device", "threads", "attention")
@@ -67,9 +67,9 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def git_commit(folder: Path) -> str | None:
-    """The commit that `folder` has checked out, if it is the top of a git checkout.
+    """The commit that is checked out in `folder`, if it is the top level of a git checkout.
 
-    A folder somewhere below the top may be an installed package in somebody else's project.
+    A folder below the top level may be a package installed inside another project.
     """
     command = ["git", "-C", str(folder), "rev-parse", "--show-toplevel", "HEAD"]
     try:

@@ -1,4 +1,4 @@
-"""The folder of a run: everything that says what was trained, how, and what came of it."""
+"""The run folder: configuration, environment, tokenizer, metrics and checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from longspan.runs.environment import environment, pick_device
 
 
 class RunFolder:
-    """What a run was told and where, the tokenizer, and what training adds: metrics, spans, checkpoints."""
+    """The files of a run: configuration, tokenizer, and what training adds (metrics, spans, checkpoints)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        never_import_from(path)  # whoever made the folder, its files are data
+        never_import_from(path)  # the folder may come from elsewhere: its files are data only
 
     @staticmethod
     def create(path: Path, config: RunConfig, tokenizer: Tokenizer, fingerprint: str) -> RunFolder:
-        """Make the folder of a new run, all of it or nothing; what is already there is never touched.
+        """Create the folder of a new run, atomically; an existing path is an error.
 
         `fingerprint` is that of the corpus.
         """
@@ -47,10 +47,10 @@ class RunFolder:
                 (partial / "checkpoints").mkdir()
                 tokenizer.save(partial / "tokenizer")
         except FileExistsError:
-            RunFolder.must_be_new(path)  # somebody was faster
+            RunFolder.must_be_new(path)  # another process created it in the meantime
             raise
         folder = RunFolder(path)
-        folder.config = config  # the object itself, not what reading the file again would give
+        folder.config = config  # the object itself instead of the parsed file
         return folder
 
     @staticmethod
@@ -63,9 +63,9 @@ class RunFolder:
         facts: Mapping[str, Any],
         spans: Mapping[str, Any] | None = None,
     ) -> RunFolder:
-        """Make the folder of a model that was trained elsewhere; it appears with its weights or not at all.
+        """Create the folder of a model that was trained elsewhere, atomically and with its weights.
 
-        `facts` say where they come from, `spans` is the line of those it has learned.
+        `facts` say where the weights come from; `spans` is the line of learned spans.
         """
         RunFolder.must_be_new(path)
         with whole_folder(path) as partial:
@@ -84,12 +84,12 @@ class RunFolder:
         if path.exists():
             config = path / "config.toml"
             trains = config.is_file() and b"[[stage]]" in config.read_bytes()
-            hint = f", or go on with '{RunFolder(path).resume_command}'" if trains else ""
+            hint = f", or continue with '{RunFolder(path).resume_command}'" if trains else ""
             raise UserError(f"{path} exists already: choose another folder{hint}")
 
     @staticmethod
     def open(path: Path) -> RunFolder:
-        """The run in `path`, which must be one."""
+        """The run in `path`; raises `UserError` if it is not a run folder."""
         if not path.is_dir():
             raise UserError(f"there is no run folder {path}")
         if not (path / "config.toml").is_file():
@@ -98,24 +98,24 @@ class RunFolder:
 
     @cached_property
     def config(self) -> RunConfig:
-        """What the run was told to do."""
+        """The configuration of the run, from config.toml."""
         source = self.path / "config.toml"
         return RunConfig.from_toml(source.read_bytes(), str(source))
 
     @property
     def resume_command(self) -> str:
-        """What goes on with the run, to be copied into a shell."""
+        """The shell command that continues the run."""
         command = "train" if self.config.search is None else "search"
         return shlex.join(["longspan", command, "--resume", str(self.path)])
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Where the run was begun."""
+        """The environment in which the run started."""
         return self._facts("environment")
 
     @property
     def fingerprint(self) -> str:
-        """Of the corpus that the run was begun with."""
+        """The fingerprint of the corpus that the run started with."""
         fingerprint: str = self._facts("corpus", "fingerprint")["fingerprint"]
         return fingerprint
 
@@ -125,7 +125,7 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """One JSON object per line: what was measured, in order."""
+        """One JSON object per line: the metrics, in order."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -135,7 +135,7 @@ class RunFolder:
 
     @property
     def architecture(self) -> Path:
-        """One JSON object per line: what a search wanted in every block at a step."""
+        """One JSON object per line: the probabilities of a search's candidates per block at a step."""
         return self.path / "architecture.jsonl"
 
     @property
@@ -144,7 +144,7 @@ class RunFolder:
         return self.path / "tensorboard"
 
     def final(self) -> dict[str, Any] | None:
-        """The last line of metrics, with the scores of the trained model; nothing until there is one."""
+        """The last line of metrics, with the scores of the trained model; None until the run is finished."""
         if not self.metrics.is_file():
             return None
         *_, last = [b"{}", *self.metrics.read_bytes().splitlines()]

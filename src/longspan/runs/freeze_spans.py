@@ -1,4 +1,4 @@
-"""A run whose spans are learned no more."""
+"""Makes a run folder with fixed windows from a run with learned spans."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from longspan.runs.folder import RunFolder
 
 
 def freeze_spans(run: RunFolder, out: Path) -> RunFolder:
-    """Make the run folder `out` of the best weights of a run, with its learned spans as fixed windows.
+    """Create the run folder `out` with the best weights of a run and its learned spans as fixed windows.
 
-    It is for evaluation and generation, and to copy its windows into the configuration of a new training.
+    It is for evaluation and generation. Its windows can also be copied into the recipe of a new training.
     """
     RunFolder.must_be_new(out)
     if run.config.search is not None:
-        raise UserError("a search has no fixed blocks yet: train its found.toml, and freeze that")
+        raise UserError("a search has no fixed blocks yet: train its found.toml, and freeze that run")
     tokenizer, best = run.tokenizer(), run.checkpoint("best")
     weights = checkpoint.load(best).below("model")
     model = build(run.config.model, tokenizer.vocabulary_size)

@@ -1,4 +1,4 @@
-"""One process at a time trains a run."""
+"""A lock, so that only one process trains a run."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ if sys.platform != "win32":
 
 @contextmanager
 def for_training(run: RunFolder) -> Iterator[None]:
-    """Keep other processes from training `run`; the system lets go of it however this one ends.
+    """Keep other processes from training `run`. The system releases the lock when the process ends.
 
-    What is locked is the metrics file: it is always there while a run is trained, and nothing replaces it.
+    The lock is on the metrics file: it exists during all of the training and is never replaced.
     """
     with run.metrics.open("ab") as file:
         if sys.platform != "win32":
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"{run.path} is being trained by another process") from None
+                raise UserError(
+                    f"{run.path} is being trained by another process: wait for it, or stop it"
+                ) from None
             except OSError:
-                pass  # some network file systems have no locks: better to train without than not at all
+                pass  # some network file systems have no locks: train without
         yield

@@ -1,4 +1,4 @@
-"""Names that version 0.1 wrote into checkpoints before they were renamed: they are still read."""
+"""Reads checkpoints of version 0.1, which use older names for tensors, facts and options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def current_tensor_name(name: str) -> str:
 
 
 def current_facts(facts: dict[str, Any]) -> dict[str, Any]:
-    """The facts of a checkpoint under the names of today."""
+    """The facts of a checkpoint under their current names."""
     facts = {_FACTS.get(name, name): value for name, value in facts.items()}
     if "settled" in facts:
         facts["settled"] = {_OPTIONS.get(name, name): value for name, value in facts["settled"].items()}

@@ -1,4 +1,4 @@
-"""What a run cannot change once it has begun, for what it has saved would mean something else."""
+"""Options that cannot change when a run is resumed, because its checkpoint depends on them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from longspan.config import RunConfig
 from longspan.config.formatting import dotted, shown
 from longspan.errors import UserError
 
-# Weights and carried state belong to a model, places in the text to a way of reading it. The corpus is not
-# here, for a file may move: its fingerprint tells whether it is the same.
-_SETTLED = (
+# Weights and carried state depend on the model, positions in the text on how it is read. The corpus is not
+# listed, because a file may move: its fingerprint is compared instead.
+_FIXED = (
     "data.tokenizer.*",
     "model.*",
     "search.num_blocks",
@@ -27,25 +27,32 @@ _SETTLED = (
     "training.precision",
     "training.seed",
 )
-_FREE = ("model.*dropout", "model.*penalty*")  # they act on every step anew
+_CHANGEABLE = ("model.*dropout", "model.*penalty*")  # nothing in a checkpoint depends on them
 
 
-def settled(config: RunConfig, stage: int) -> dict[str, Any]:
-    """The options that stay as they are while a run is in its stage number `stage`, by dotted names."""
+def fixed_options(config: RunConfig, stage: int) -> dict[str, Any]:
+    """The options that cannot change while a run is in its stage number `stage`, by dotted names."""
     tables = {
         "data": {"tokenizer": asdict(config.data.tokenizer)},
         "model": {"architecture": config.architecture} | asdict(config.model),
         "search": asdict(config.search) if config.search else {},
         "training": asdict(config.training),
     }
-    options = {name: value for name, value in _flat(tables) if _is(name, _SETTLED) and not _is(name, _FREE)}
-    options[f"stage.{stage}.optimizer"] = config.stage[stage].optimizer  # its memories are of one kind
+    options = {
+        name: value
+        for name, value in _flat(tables)
+        if _matches(name, _FIXED) and not _matches(name, _CHANGEABLE)
+    }
+    options[f"stage.{stage}.optimizer"] = config.stage[stage].optimizer  # its state has one kind
     return options
 
 
 def check_resumable(source: Path, config: RunConfig, stage: int, before: Mapping[str, Any]) -> None:
-    """Complain about the first option in the file `source` that is not what `settled` said before."""
-    now = settled(config, stage)
+    """Raise `UserError` for the first option in the file `source` that differs from `before`.
+
+    `before` is what `fixed_options` returned when the checkpoint was saved.
+    """
+    now = fixed_options(config, stage)
     for name, value in before.items():
         if now.get(name) != value:
             raise UserError(
@@ -54,7 +61,7 @@ def check_resumable(source: Path, config: RunConfig, stage: int, before: Mapping
             )
 
 
-def _is(name: str, patterns: tuple[str, ...]) -> bool:
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -64,4 +71,4 @@ def _flat(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]
         if isinstance(value, Mapping):
             yield from _flat(value, name)
         else:
-            yield name, json.loads(json.dumps(value))  # as a checkpoint gives it back: tuples are lists
+            yield name, json.loads(json.dumps(value))  # as read from a checkpoint: tuples become lists

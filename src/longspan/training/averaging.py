@@ -1,4 +1,4 @@
-"""A moving average of the weights: it scores what the weights would if they moved less."""
+"""An exponential moving average (EMA) of the weights, used for evaluation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from longspan.models.interface import LanguageModel
 class Average:
     """a = a + max(1 - decay, 1 / t) (w - a) with the weights w after update t.
 
-    That is the mean of all of them at first, and then a moving one.
+    At first this is the mean of all weights so far, then an exponential moving average.
     """
 
     def __init__(self, model: LanguageModel, decay: float) -> None:
@@ -24,18 +24,18 @@ class Average:
 
     @torch.no_grad()
     def follow(self, step: int) -> None:
-        """Take in the weights after update number `step`, counted from 1."""
+        """Add the weights after update number `step`, counted from 1, to the average."""
         moved = [p.detach() for p in self.model.parameters()]
         torch._foreach_lerp_(list(self.weights.values()), moved, max(1.0 - self.decay, 1.0 / step))
 
     def restore(self, weights: Mapping[str, Tensor]) -> None:
-        """Go on from an average that was saved."""
+        """Continue from a saved average."""
         for name, average in self.weights.items():
             average.copy_(weights[name])
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the model have the average for its weights, and whatever follows from them."""
+        """Inside, the model has the average as its weights; loading it also calls `refresh`."""
         own = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         self.model.load_state_dict(own | self.weights)
         try:

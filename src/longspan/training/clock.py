@@ -1,4 +1,4 @@
-"""Time, lap by lap."""
+"""A lap timer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class Clock:
-    """Runs from the moment it is made; every lap is the time since the one before."""
+    """Starts when it is created; every lap is the time since the previous lap."""
 
     def __init__(self) -> None:
         self._since = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Steps that are taken back: what they compile and record is there when the clock starts."""
+"""Warm-up steps that are rolled back: compilation and graph capture are done when the clock starts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def warm_up_compilation(
     position: LanePosition,
     state: State,
 ) -> None:
-    """Take the steps that would come next, with optimizers of their own, and leave everything as it was.
+    """Run the next steps with separate optimizers, then restore weights, loss scale and random generators.
 
-    Their rate is 0: spans, and with them shapes, stay as the first steps will need them.
+    The learning rate is 0: spans, and with them shapes, stay as the first steps will need them.
     """
     model, device = updater.model, updater.device
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}

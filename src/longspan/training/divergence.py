@@ -1,4 +1,4 @@
-"""Noticing that a run has gone wrong, and saying where to go back to."""
+"""Detects that a run has diverged, and names the last good checkpoint."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from longspan.training.run_progress import RunProgress
 
 
 class DivergenceCheck:
-    """Raises `Diverged` when losses, weights or scores are no longer numbers."""
+    """Raises `Diverged` when a loss, a weight or a score is not finite."""
 
     def __init__(self, folder: RunFolder, model: LanguageModel) -> None:
         self._folder, self._model = folder, model
 
-    def check_losses(self, losses: LossMeter) -> None:
-        """Waits for the device until every loss is known."""
-        bad = losses.read()
+    def check_losses(self, meter: LossMeter) -> None:
+        """Synchronises with the device, to read all losses."""
+        bad = meter.read()
         if bad is not None:
             raise self._diverged(f"the loss is {bad.loss}", bad)
 
@@ -38,17 +38,17 @@ class DivergenceCheck:
     def _diverged(self, what: str, at: RunProgress | BadLoss) -> Diverged:
         return Diverged(
             f"{what} at step {at.step} with learning rate {at.learning_rate:.3g}: try a lower one; "
-            f"{self._way_back()}"
+            f"{self._last_good_checkpoint()}"
         )
 
-    def _way_back(self) -> str:
+    def _last_good_checkpoint(self) -> str:
         steps = {}
         which: Literal["last", "best"]
         for which in ("last", "best"):
             path = self._folder.checkpoint(which)
             try:
                 steps[path] = checkpoint.load(path).facts["progress"]["step"]
-            except UserError:  # not there, or not good
+            except UserError:  # missing or damaged
                 continue
         if not steps:
             return "there is no checkpoint yet"

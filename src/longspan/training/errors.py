@@ -1,4 +1,4 @@
-"""The ways in which training ends before it is done."""
+"""Exceptions that end a training early."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from longspan.errors import UserError
 
 
 class Diverged(UserError):
-    """The loss or the weights are no longer numbers."""
+    """A loss, a weight or a score is not finite."""
 
 
 class Stopped(Exception):

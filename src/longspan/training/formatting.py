@@ -1,4 +1,4 @@
-"""Lines of metrics: as JSON has them and as people read them."""
+"""Formats metrics for JSON and for people."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from torch import Tensor
 
 from longspan.errors import UserError
 
-_SHOWN = 6  # diagnostics of one line; metrics.jsonl has them all
+_SHOWN = 6  # diagnostics in a printed line; metrics.jsonl has all of them
 
 
 def scalars(diagnostics: Mapping[str, Tensor], taken: Container[str]) -> dict[str, float | None]:
-    """The diagnostics that are scalars, by names that are not `taken`. JSON has no NaN: it becomes null."""
+    """The scalar diagnostics. Names in `taken` are refused. JSON has no NaN: it becomes null."""
     values = {name: torch.as_tensor(value) for name, value in diagnostics.items()}
     found = {name: float(value) for name, value in values.items() if value.ndim == 0}
     for name in found:
         if name in taken:
-            raise UserError(f"diagnostics() gives {name!r}, a metric of the run itself: choose another name")
+            raise UserError(
+                f"diagnostics() returns {name!r}, a metric of the run itself: choose another name"
+            )
     return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 
 def readable(line: Mapping[str, Any], diagnostics: Mapping[str, float | None] | None = None) -> str:
-    """A line of training or validation metrics, short enough for one row of a terminal."""
+    """A line of training or validation metrics that fits one row of a terminal."""
     measure = f"loss {line['loss']:.4f}"
-    if "bits_per_byte" in line:  # tokens may stand for no byte at all
+    if "bits_per_byte" in line:  # absent if only token ids are known
         measure += f"  {line['bits_per_byte']:.4f} bits/byte"
     if line["kind"] == "valid":
         best = "  (best so far)" if line["best"] else ""
         if "soft" in line:
-            measure += f"  as {line['pattern']} (soft: {line['soft']['loss']:.4f})"
+            measure += f"  as {line['pattern']} (soft loss {line['soft']['loss']:.4f})"
         return f"step {line['step']:,}  held-out {measure}  over {line['tokens']:,} tokens{best}"
     pattern = [line["pattern"]] if "pattern" in line else []
     parts = [
@@ -47,7 +49,7 @@ def readable(line: Mapping[str, Any], diagnostics: Mapping[str, float | None] | 
 
 
 def _shown(diagnostics: Mapping[str, float | None]) -> list[str]:
-    """`name 1.5` for each; a mean with the maximum of the same name is `name 1.5 (max 2)`."""
+    """`name 1.5` for each; `name_mean` and `name_max` become `name 1.5 (max 2)`."""
     shown = []
     for name, value in diagnostics.items():
         stem, _, kind = name.rpartition("_")
@@ -65,7 +67,7 @@ def _short(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """1:05 or 2:03:04."""
+    """As minutes and seconds, 1:05, or with hours, 2:03:04."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

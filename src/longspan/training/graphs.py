@@ -1,15 +1,15 @@
-"""Steps on a GPU without the time it takes to launch them: the passes through the model are captured once.
+"""Captures the forward and backward pass of a training step as CUDA graphs and replays them.
 
-A CUDA graph repeats the same operations on the same memory. So a recording is good as long as the shapes that
-go in and the model's `shape_key` stay the same: when they have for a few steps, forward and backward pass are
-captured, and then replayed until something changes. A replay draws the random numbers that launching would
-have drawn, so a run goes through the same weights whenever its recordings are made.
+A CUDA graph repeats the same operations on the same memory, without the cost of launching each kernel. It is
+valid while the input shapes and the model's `shape_key` stay the same. After a few such steps both passes are
+captured, and then replayed until shapes or key change. A replay draws the same random numbers as launching
+would, so the weights of a run do not depend on when graphs are captured.
 
-What a model has learned may be part of its `shape_key`, and then the key of a step is known only when the
-device has done the step before. The host does not wait for that: steps are replayed speculatively, and rolled
-back if the key has changed.
+Learned values, such as window sizes, may be part of `shape_key`. Then the key of a step is known only when
+the device has finished the previous step. The host does not wait: steps are replayed speculatively, and
+rolled back if the key changed.
 
-A model that cannot be captured is launched, step by step, after one warning.
+A model that cannot be captured is launched instead, with one warning.
 """
 
 from __future__ import annotations
@@ -27,68 +27,68 @@ from longspan.kernels.cuda_graphs import capture
 from longspan.models.interface import LanguageModel
 from longspan.state import State
 
-STEADY = 2  # steps of one key before it is worth a recording
+STEADY = 2  # steps with the same key and shapes before a capture
 
 
-class RecordedModel:
-    """`model(tokens, state)`, replayed where it can be.
+class CapturedModel:
+    """`model(tokens, state)`, replayed from a CUDA graph where possible.
 
-    Gradients go to the parameters as always. What comes out of a replay lies in memory of the recording: it
-    holds until the next call.
+    Gradients go to the parameters as usual. The outputs of a replay lie in the graph's own memory and are
+    overwritten by the next call.
     """
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
-        self._own: Hashable = None
+        self._key: Hashable = None
         self._shapes: Hashable = None
         self._seen = 0
-        self._recording: _Recording | None = None
-        self._can_record = True
-        gc.collect()  # models before this one may be garbage that still holds graphs and memory
+        self._captured: _CapturedStep | None = None
+        self._can_capture = True
+        gc.collect()  # earlier models that are not yet collected may still hold graphs and memory
 
     def __call__(
         self, tokens_BT: Tensor, state: State, autocast: AbstractContextManager[Any]
     ) -> tuple[Tensor, State]:
-        if not self._can_record:
-            return self._launched(tokens_BT, state, autocast)
+        if not self._can_capture:
+            return self._launch(tokens_BT, state, autocast)
         leaves = state.flatten()
         shapes = (tuple(tokens_BT.shape), tuple((name, tuple(leaf.shape)) for name, leaf in leaves.items()))
-        if self._recording is not None and shapes == self._shapes:
+        if self._captured is not None and shapes == self._shapes:
             randomness = _generator(tokens_BT.device).get_state()
-            replayed = self._recording(tokens_BT, state)
-            if self.model.shape_key(state) == self._own:
+            replayed = self._captured(tokens_BT, state)
+            if self.model.shape_key(state) == self._key:
                 return replayed
-            del replayed  # and with it what holds the recording
+            del replayed  # it holds a reference to the captured graph
             _generator(tokens_BT.device).set_state(randomness)
-            state = self._recording.state.map(torch.clone)  # the one that came in may have been replayed over
-        own = self.model.shape_key(state)
-        if own is None:
-            return self._launched(tokens_BT, state, autocast)
-        if (own, shapes) != (self._own, self._shapes):
-            self._own, self._shapes, self._seen, self._recording = own, shapes, 0, None
+            state = self._captured.state.map(torch.clone)  # the replay may have overwritten the input
+        key = self.model.shape_key(state)
+        if key is None:
+            return self._launch(tokens_BT, state, autocast)
+        if (key, shapes) != (self._key, self._shapes):
+            self._key, self._shapes, self._seen, self._captured = key, shapes, 0, None
         self._seen += 1
         if self._seen == STEADY:
-            # A clone may have other strides, for which compiled code is compiled anew. This launch compiles
-            # what the capture will run: compiling during a capture invalidates it.
+            # A clone may have other strides, and torch.compile recompiles for them. This launch compiles what
+            # the capture will run, because compiling during a capture invalidates it.
             tokens_BT, state = tokens_BT.clone(), state.map(torch.clone)
         if self._seen > STEADY:
-            self._recording = self._recorded(tokens_BT, state, autocast)
-        if self._recording is None:
-            return self._launched(tokens_BT, state, autocast)
-        return self._recording(tokens_BT, state)
+            self._captured = self._try_capture(tokens_BT, state, autocast)
+        if self._captured is None:
+            return self._launch(tokens_BT, state, autocast)
+        return self._captured(tokens_BT, state)
 
-    def _recorded(
+    def _try_capture(
         self, tokens_BT: Tensor, state: State, autocast: AbstractContextManager[Any]
-    ) -> _Recording | None:
-        """None if it failed, and then it is not tried again: random numbers are as if it had not been."""
+    ) -> _CapturedStep | None:
+        """A captured graph. If capture fails: None, random generators restored, and no second attempt."""
         randomness = _generator(tokens_BT.device).get_state()
         try:
-            return _Recording(self.model, tokens_BT, state, autocast)
-        except Exception as problem:  # whatever a model does that cannot be captured, it can be launched
+            return _CapturedStep(self.model, tokens_BT, state, autocast)
+        except Exception as problem:  # any model can be launched
             reason = str(problem).strip().partition("\n")[0]
         _generator(tokens_BT.device).set_state(randomness)
-        self._can_record = False
-        gc.collect()  # what the failed capture holds
+        self._can_capture = False
+        gc.collect()  # frees what the failed capture holds
         warnings.warn(
             "the training step cannot be captured as a CUDA graph and is launched instead, which is slower: "
             f"{reason}",
@@ -96,7 +96,7 @@ class RecordedModel:
         )
         return None
 
-    def _launched(
+    def _launch(
         self, tokens_BT: Tensor, state: State, autocast: AbstractContextManager[Any]
     ) -> tuple[Tensor, State]:
         with autocast:
@@ -104,8 +104,8 @@ class RecordedModel:
         return hidden_BTD, after
 
 
-class _Recording:
-    """One forward and one backward pass."""
+class _CapturedStep:
+    """One forward and one backward pass, captured with buffers for their inputs."""
 
     def __init__(
         self, model: LanguageModel, tokens_BT: Tensor, state: State, autocast: AbstractContextManager[Any]
@@ -133,12 +133,12 @@ class _Recording:
             [self.tokens_BT, *inputs.values()], [tokens_BT, *(leaves[name] for name in inputs)]
         )
         self.forward_graph.replay()
-        # Autograd calls `_Replayed.backward` if anything that went in wants a gradient: a parameter does.
+        # Autograd calls `_Replayed.backward` only if an input requires a gradient: so a parameter is passed.
         hidden_BTD: Tensor = _Replayed.apply(self.parameters[0], self)  # type: ignore[no-untyped-call]
         return hidden_BTD, self.after
 
     def backward(self, dhidden_BTD: Tensor) -> None:
-        """Replay, and add the gradients to what the parameters have from elsewhere."""
+        """Replay the backward pass and add its gradients to the parameters' gradients."""
         self.dhidden_BTD.copy_(dhidden_BTD)
         self.backward_graph.replay()
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
@@ -147,7 +147,7 @@ class _Recording:
 
 
 def _generator(device: torch.device) -> torch.Generator:
-    """Where random numbers on a device come from."""
+    """The random generator of a device."""
     if device.type == "cuda":
         return torch.cuda.default_generators[device.index or 0]
     return torch.default_generator
@@ -162,11 +162,11 @@ def _accumulate(parameter: nn.Parameter, gradient: Tensor) -> None:
 
 class _Replayed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, _: Tensor, recording: _Recording) -> Tensor:
-        ctx.recording = recording
-        return recording.hidden_BTD.view_as(recording.hidden_BTD)
+    def forward(ctx: Any, _: Tensor, step: _CapturedStep) -> Tensor:
+        ctx.step = step
+        return step.hidden_BTD.view_as(step.hidden_BTD)
 
     @staticmethod
     def backward(ctx: Any, dhidden_BTD: Tensor) -> tuple[None, None]:
-        ctx.recording.backward(dhidden_BTD)
+        ctx.step.backward(dhidden_BTD)
         return None, None

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a polite request: noted now, obeyed where it is safe."""
+"""SIGINT and SIGTERM are remembered when they arrive and handled between steps, where it is safe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from longspan.training.errors import Interrupted
 
 
 class Interrupt:
-    """While active, the first signal is only noted; a second one acts as it always did."""
+    """While active, the first signal is only remembered; a second one has its usual effect."""
 
     _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -20,7 +20,7 @@ class Interrupt:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():  # Python lets no other thread listen
+        if threading.current_thread() is threading.main_thread():  # Python allows signal handlers only here
             self._previous = {number: signal.signal(number, self._note) for number in self._SIGNALS}
         return self
 
@@ -30,7 +30,7 @@ class Interrupt:
         self._stop_listening()
 
     def check(self) -> None:
-        """Raise `Interrupted` if a signal came."""
+        """Raise `Interrupted` if a signal arrived."""
         if self._caught is not None:
             raise Interrupted(self._caught)
 

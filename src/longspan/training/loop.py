@@ -1,8 +1,8 @@
 """The training loop: steps, and between them metrics, evaluations, checkpoints and stages.
 
-It knows the model's interface and no model; what kinds of training do differently it leaves to a `Strategy`.
-All that decides the next step is in a checkpoint, and what is due between two steps follows from the counters
-alone: so a run that was stopped anywhere goes on as if it had not been.
+It uses only the model interface and knows no model. A `Strategy` has what differs between kinds of training.
+A checkpoint holds everything that decides the next step, and what is due between two steps follows from the
+counters alone. So a resumed run continues exactly as if it had not been stopped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from longspan.evaluation import Score, evaluate
 from longspan.models import LanguageModel
 from longspan.optim import fraction, undeclared_notice
 from longspan.runs import Checkpoint, RunFolder, checkpoint
-from longspan.runs.resume_checks import settled
+from longspan.runs.resume_checks import fixed_options
 from longspan.training import train_state
 from longspan.training.averaging import Average
 from longspan.training.clock import Clock
@@ -74,7 +74,7 @@ class Loop:
             self._restore(resume_from)
 
     def _begin(self) -> None:
-        self._progress, self._losses = RunProgress(), LossMeter()
+        self._progress, self._loss_meter = RunProgress(), LossMeter()
         self._begin_stage()
         self._state = self._model.initial_state(self._config.training.batch_size)
         self._records = Records(self._folder)
@@ -83,8 +83,8 @@ class Loop:
     def _restore(self, saved: Checkpoint) -> None:
         facts = saved.facts
         self._progress = RunProgress.from_json(facts["progress"])
-        self._losses = LossMeter.from_json(facts["loss_meter"])
-        if not self._folder.checkpoint("best").exists():  # it is lost: the next evaluation keeps another
+        self._loss_meter = LossMeter.from_json(facts["loss_meter"])
+        if not self._folder.checkpoint("best").exists():  # it was lost: the next evaluation writes a new one
             self._progress.best_loss, self._progress.evaluated = None, 0
         self._begin_stage()
         self._state = train_state.unpack(saved, self._model, self._strategy.optimizers, self._device)
@@ -95,7 +95,7 @@ class Loop:
         self._unsaved = False
 
     def run(self) -> None:
-        """Train to the end, or raise `Interrupted` or `Stopped` with everything saved."""
+        """Train to the end. On `Interrupted` and `Stopped` everything is saved first."""
         if (notice := undeclared_notice(self._model, self._config.stage)) is not None:
             self._reporter.say(notice)
         try:
@@ -125,7 +125,7 @@ class Loop:
                 progress.position,
                 self._state,
             )
-        self._clock.lap()  # what was built before was no training
+        self._clock.lap()  # time spent before this point is not training time
         while True:
             if self._due(training.evaluate_every) and progress.evaluated != progress.step:
                 self._evaluate()
@@ -145,7 +145,7 @@ class Loop:
         return every > 0 and self._progress.step > 0 and self._progress.step % every == 0
 
     def _find_stage(self) -> bool:
-        """Move on from stages that are over; false when all are."""
+        """Move to the next stage that is not over; false when all are."""
         while self._progress.stage_is_over(self._stage):
             if self._progress.stage + 1 == len(self._config.stage):
                 return False
@@ -156,7 +156,7 @@ class Loop:
     def _begin_stage(self) -> None:
         self._strategy.begin_stage(self._stage)
         self._blocks.follow(
-            _walk(self._corpus, self._config.training, self._config.block_length(self._stage))
+            _block_source(self._corpus, self._config.training, self._config.block_length(self._stage))
         )
 
     def _step(self, block: TokenBlock) -> None:
@@ -166,7 +166,9 @@ class Loop:
         self._model.begin_epoch(block.position.epoch)
         part = fraction(stage, progress.stage_step + 1, progress.stage_seconds)
         progress.learning_rate = stage.learning_rate * part
-        clip_norm = 0.0 if stage.optimizer == "adagrad" else stage.clip_norm  # adagrad clips on its own
+        clip_norm = (
+            0.0 if stage.optimizer == "adagrad" else stage.clip_norm
+        )  # Adagrad clips each tensor itself
         moving = self._strategy.moving(progress.step + 1, part)
         nats, self._state = self._updater.update(
             block.tokens_BT, block.targets_BT, self._state, moving, clip_norm
@@ -175,24 +177,24 @@ class Loop:
         progress.count_step(tokens, block.position)
         if self._average is not None:
             self._average.follow(progress.step)
-        self._losses.add(nats, tokens, progress.step, progress.learning_rate)
+        self._loss_meter.add(nats, tokens, progress.step, progress.learning_rate)
         self._count_time()
         self._unsaved = True
         self._show_status()
 
     def _count_time(self) -> None:
-        """Add what has passed since the last time to the time spent training."""
+        """Add the time since the last lap to the training time."""
         seconds = self._clock.lap()
         self._progress.count_time(seconds)
-        self._losses.seconds += seconds
+        self._loss_meter.seconds += seconds
 
     @contextmanager
-    def _apart_from_training(self) -> Iterator[None]:
-        """What happens here costs no training time, and happens only to weights that are sound.
+    def _outside_training_time(self) -> Iterator[None]:
+        """Exclude the time in this context from the training time, after checking losses and weights.
 
-        The checks wait for the device: what it still had to do is part of the training.
+        The checks synchronise with the device: work it has not finished counts as training.
         """
-        self._divergence.check_losses(self._losses)
+        self._divergence.check_losses(self._loss_meter)
         self._divergence.check_weights(self._progress)
         self._count_time()
         try:
@@ -200,24 +202,24 @@ class Loop:
         finally:
             self._clock.lap()
 
-    def _averaged(self) -> AbstractContextManager[None]:
-        """What is judged, and kept if it is the best, is the average of the weights if there is one."""
+    def _with_averaged_weights(self) -> AbstractContextManager[None]:
+        """Inside, the model has the averaged weights, if the run keeps an average."""
         return nullcontext() if self._average is None else self._average.in_place()
 
     def _log(self) -> None:
-        self._divergence.check_losses(self._losses)  # waits for the device: only now is the time right
+        self._divergence.check_losses(self._loss_meter)  # synchronises, so the time below is right
         self._count_time()
-        progress, losses = self._progress, self._losses
+        progress, meter = self._progress, self._loss_meter
         line: dict[str, Any] = {
             "kind": "train",
             "step": progress.step,
             "stage": self._stage.name,
-            "loss": losses.loss,
-            **self._per_byte(losses.loss),
+            "loss": meter.loss,
+            **self._per_byte(meter.loss),
             "learning_rate": progress.learning_rate,
             "tokens": progress.tokens,
             "seconds": progress.seconds,
-            "tokens_per_second": losses.tokens / losses.seconds,
+            "tokens_per_second": meter.tokens / meter.seconds,
             **self._strategy.findings(),
         }
         seen = scalars(self._model.diagnostics(), taken=line)
@@ -226,30 +228,30 @@ class Loop:
         line |= seen
         self._records.write(line)
         self._reporter.log(readable(line, seen))
-        self._measure = f"loss {losses.loss:.3f}"
-        self._losses = LossMeter()
+        self._measure = f"loss {meter.loss:.3f}"
+        self._loss_meter = LossMeter()
         self._unsaved = True
-        self._tell(line)
+        self._call_back(line)
 
     def _per_byte(self, loss: float) -> dict[str, float]:
-        """The bytes of just these tokens are not counted: the average of the split stands for them.
+        """Bits per byte, with the average bytes per token of the training split.
 
-        Left out where only tokens are known.
+        Empty if the run was given token ids without text.
         """
         train = self._corpus.splits.get("train")
         if train is None or train.num_bytes is None:
             return {}
         return {"bits_per_byte": loss / math.log(2) * (len(train) / train.num_bytes)}
 
-    def _tell(self, line: dict[str, Any]) -> None:
-        """Give the callback a line of metrics; False is its wish to stop."""
+    def _call_back(self, line: dict[str, Any]) -> None:
+        """Pass a line of metrics to the callback, which returns False to stop the run."""
         if self._callback is not None and self._callback(dict(line)) is False:
             raise Stopped("the callback returned False")
 
     def _evaluate(self) -> None:
         progress = self._progress
-        with self._apart_from_training(), self._averaged():
-            score, beside = self._judge("valid", self._config.evaluation.max_tokens)
+        with self._outside_training_time(), self._with_averaged_weights():
+            score, others = self._judge("valid", self._config.evaluation.max_tokens)
             findings = self._strategy.findings()
         progress.evaluated = progress.step
         self._unsaved = True
@@ -260,7 +262,7 @@ class Loop:
             "kind": "valid",
             "step": progress.step,
             "stage": self._stage.name,
-            **_figures(score, beside),
+            **_figures(score, others),
             **findings,
             "best": best,
             "seconds": progress.seconds,
@@ -269,12 +271,12 @@ class Loop:
         self._reporter.say(readable(line))
         if best:
             self._save("best")
-        self._tell(line)
+        self._call_back(line)
 
     def _finish(self) -> None:
-        """Score the best weights on all that is held out; the line that says so makes the run finished."""
+        """Score the best weights on the held-out splits; the `final` line marks the run as finished."""
         progress = self._progress
-        if self._losses.tokens:
+        if self._loss_meter.tokens:
             self._log()
         if progress.evaluated != progress.step:
             self._evaluate()
@@ -293,7 +295,7 @@ class Loop:
             split: _figures(*self._judge(split, limit)) for split in ("valid", "test") if split in held_out
         }
         self._records.write(line)
-        self._records.settle()
+        self._records.sync()
 
     def _judge(self, split: str, max_tokens: int | None) -> tuple[Score, dict[str, Score]]:
         return self._strategy.judge(lambda: self._score(split, max_tokens))
@@ -319,14 +321,14 @@ class Loop:
         return score
 
     def _save(self, which: Literal["last", "best"]) -> None:
-        judged = self._averaged() if which == "best" else nullcontext()
-        with self._apart_from_training(), judged:
+        judged = self._with_averaged_weights() if which == "best" else nullcontext()
+        with self._outside_training_time(), judged:
             facts = {
-                "settled": settled(self._config, self._progress.stage),
+                "settled": fixed_options(self._config, self._progress.stage),
                 "progress": self._progress.to_json(),
-                "loss_meter": self._losses.to_json(),
+                "loss_meter": self._loss_meter.to_json(),
                 "scaler": self._updater.scaler.state_dict(),
-                "lengths": self._records.settle(),
+                "lengths": self._records.sync(),
             }
             tensors = train_state.pack(self._model, self._strategy.optimizers, self._state, self._device)
             if self._average is not None:
@@ -345,7 +347,9 @@ class Loop:
         )
 
 
-def _walk(corpus: TokenizedCorpus | GivenTokens, training: TrainingConfig, block_length: int) -> BlockSource:
+def _block_source(
+    corpus: TokenizedCorpus | GivenTokens, training: TrainingConfig, block_length: int
+) -> BlockSource:
     if isinstance(corpus, GivenTokens) and corpus.blocks is not None:
         return corpus.blocks
     tokens, sizes = corpus.splits["train"].tokens, (training.batch_size, block_length)
@@ -354,5 +358,5 @@ def _walk(corpus: TokenizedCorpus | GivenTokens, training: TrainingConfig, block
     return Lanes(tokens, *sizes, jitter=training.block_jitter, at_end=training.at_end, seed=training.seed)
 
 
-def _figures(score: Score, beside: dict[str, Score]) -> dict[str, Any]:
-    return score.figures() | {name: other.figures() for name, other in beside.items()}
+def _figures(score: Score, others: dict[str, Score]) -> dict[str, Any]:
+    return score.figures() | {name: other.figures() for name, other in others.items()}

@@ -1,6 +1,6 @@
-"""The losses since the last line of metrics.
+"""The mean loss since the last line of metrics.
 
-A loss stays on the device until somebody wants to see it, so that steps need not wait for one another.
+Losses stay on the device until they are read, so steps run without synchronising.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class BadLoss:
-    """The first step whose loss was not a number."""
+    """The first step whose loss is not finite."""
 
     step: int
     learning_rate: float
@@ -23,12 +23,12 @@ class BadLoss:
 
 
 class LossMeter:
-    """Nats and tokens of the latest steps."""
+    """Sums nats, tokens and seconds over steps."""
 
     def __init__(self) -> None:
         self.tokens = 0
         self.seconds = 0.0
-        self._nats = 0.0  # of the steps that have been read, added in their order
+        self._nats = 0.0  # of the losses read so far, added in order
         self._waiting: list[tuple[Tensor, int, float]] = []
 
     def add(self, nats: Tensor, tokens: int, step: int, learning_rate: float) -> None:
@@ -36,7 +36,7 @@ class LossMeter:
         self.tokens += tokens
 
     def read(self) -> BadLoss | None:
-        """Fetch what is still on the device, waiting for it, and say where it stopped being finite."""
+        """Read pending losses from the device, which synchronises. Returns the first that is not finite."""
         if not self._waiting:
             return None
         values = torch.stack([nats for nats, _, _ in self._waiting]).tolist()
@@ -49,7 +49,7 @@ class LossMeter:
 
     @property
     def loss(self) -> float:
-        """Nats per token over what has been read."""
+        """Nats per token, over the losses read so far."""
         return self._nats / self.tokens
 
     def to_json(self) -> dict[str, Any]:

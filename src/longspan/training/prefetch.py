@@ -1,4 +1,4 @@
-"""The next block is prepared while a step runs. Shapes: B lanes, T block."""
+"""Prefetch: a thread prepares the next block while a step runs. Shapes: B lanes, T block."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from longspan.data import BlockSource, LanePosition, TokenBlock
 
 
 class Prefetcher:
-    """`next` of a walk through the text, one block ahead: while a step runs, a thread prepares the next.
+    """`next` of a block source, prefetched: while a step runs, a thread prepares the next block.
 
-    For a GPU blocks lie in pinned memory, from where it fetches them while the host goes on. A block that was
-    not foreseen, such as the first after a rehearsal, is prepared when it is asked for. What goes wrong in
-    the thread is raised where its block is asked for. The thread ends with the `with`.
+    For a GPU, blocks are in pinned memory and are copied asynchronously. A block that was not prefetched,
+    such as the first after compile warm-up, is prepared on request. An exception in the thread is raised by
+    the `next` call for its block. The thread ends when the context is left.
     """
 
-    _walk: BlockSource
+    _source: BlockSource
 
     def __init__(self, most_tokens: int, device: torch.device) -> None:
-        """`most_tokens` are those of the largest block."""
+        """`most_tokens` is the number of tokens of the largest block."""
         self._most_tokens = most_tokens
         self._pinned = device.type == "cuda"
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="blocks-ahead")
-        self._foreseen: tuple[LanePosition, Future[TokenBlock | None]] | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
+        self._prefetched: tuple[LanePosition, Future[TokenBlock | None]] | None = None
 
     def __enter__(self) -> Prefetcher:
         return self
@@ -37,29 +37,29 @@ class Prefetcher:
     ) -> None:
         self._thread.shutdown(cancel_futures=True)
 
-    def follow(self, walk: BlockSource) -> None:
-        """Go on by another walk: what was foreseen may be cut otherwise there."""
-        self._walk, self._foreseen = walk, None
+    def follow(self, source: BlockSource) -> None:
+        """Switch to another block source; a prefetched block is dropped, since block lengths may differ."""
+        self._source, self._prefetched = source, None
 
     def next(self, position: LanePosition) -> TokenBlock | None:
-        """The block at `position`, as the walk has it."""
-        if self._foreseen is None or self._foreseen[0] != position:
-            self._foresee(position)
-        assert self._foreseen is not None
-        block = self._foreseen[1].result()
+        """The block at `position`; None at the end."""
+        if self._prefetched is None or self._prefetched[0] != position:
+            self._prefetch(position)
+        assert self._prefetched is not None
+        block = self._prefetched[1].result()
         if block is not None:
-            self._foresee(block.position)
+            self._prefetch(block.position)
         return block
 
-    def _foresee(self, position: LanePosition) -> None:
-        # Not in the thread: to ask for pinned memory while a step is recorded would spoil the recording.
-        # torch gives memory out again only when copies from it are done.
+    def _prefetch(self, position: LanePosition) -> None:
+        # Not in the thread: allocating pinned memory there could invalidate a running graph capture.
+        # torch reuses this memory only after all copies from it are done.
         memory = _pinned_memory(2 * self._most_tokens) if self._pinned else None
-        self._foreseen = position, self._thread.submit(_prepared, self._walk, position, memory)
+        self._prefetched = position, self._thread.submit(_prepare, self._source, position, memory)
 
 
-def _prepared(walk: BlockSource, position: LanePosition, memory: Tensor | None) -> TokenBlock | None:
-    block = walk.next(position)
+def _prepare(source: BlockSource, position: LanePosition, memory: Tensor | None) -> TokenBlock | None:
+    block = source.next(position)
     if block is None or memory is None:
         return block
     both_2BT = memory[: 2 * block.tokens_BT.numel()].view(2, *block.tokens_BT.shape)

@@ -1,4 +1,4 @@
-"""What a run writes down while it trains: metrics, the records of its modules, TensorBoard."""
+"""What a run writes while it trains: metrics, the records of its modules, TensorBoard events."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from longspan.errors import UserError
 from longspan.runs import RunFolder
 from longspan.training.journal import Journal
 
-_NO_CURVES = {"nats", "seconds"}  # sums: they only grow, with the tokens and with the steps
+_NO_CURVES = {"nats", "seconds"}  # running sums: they are no useful curves
 _RESERVED = ("metrics", "config")  # files of the run itself
 
 
 class Records:
-    """The growing files of a run folder, cut back to the lengths that they had at a checkpoint.
+    """The append-only files of a run folder, truncated to their lengths at the checkpoint.
 
-    A file that the checkpoint does not know is begun anew when its first line is written.
+    A file that is not listed in the checkpoint is emptied when its first line is written.
     """
 
     def __init__(self, folder: RunFolder, lengths: Mapping[str, int] | None = None, step: int = 0) -> None:
@@ -27,29 +27,31 @@ class Records:
         self._journals = {
             name: self._journal(name, length) for name, length in (lengths or {"metrics": 0}).items()
         }
-        # TensorBoard cannot cut its files: it is told to forget what lies beyond the checkpoint.
+        # TensorBoard files cannot be truncated: `purge_step` hides what lies beyond the checkpoint.
         self._board = SummaryWriter(str(folder.tensorboard), purge_step=step + 1)
 
     def write(self, line: dict[str, Any]) -> None:
-        """One line of metrics; its `kind` and `step` say what and when."""
+        """Append one line of metrics, which has a `kind` and a `step`."""
         self._journals["metrics"].write(line)
         self._plot(line["kind"], line, line["step"])
 
     def write_record(self, name: str, step: int, fields: Mapping[str, Any]) -> None:
-        """One line of `<name>.jsonl`."""
+        """Append one line to `<name>.jsonl`."""
         _check_name(name)
         if name not in self._journals:
             self._journals[name] = self._journal(name)
         if not isinstance(fields, Mapping) or "step" in fields:
-            raise UserError(f"records() must give for {name!r} a dict without 'step', which the run adds")
+            raise UserError(f"records() must return a dict for {name!r}, without 'step': the run adds it")
         try:
             self._journals[name].write({"step": step, **fields})
         except (TypeError, ValueError) as problem:
-            raise UserError(f"records() gives for {name}.jsonl what is not JSON: {problem}") from None
+            raise UserError(
+                f"records() returns a value for {name}.jsonl that is not JSON: {problem}"
+            ) from None
 
-    def settle(self) -> dict[str, int]:
-        """Put everything on the disk; how long the files are."""
-        return {name: journal.settle() for name, journal in self._journals.items()}
+    def sync(self) -> dict[str, int]:
+        """Flush all files to disk and return their lengths."""
+        return {name: journal.sync() for name, journal in self._journals.items()}
 
     def close(self) -> None:
         for journal in self._journals.values():
@@ -69,6 +71,6 @@ class Records:
 
 def _check_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-        raise UserError(f"records() gives {name!r}: a name has only letters, digits, '_' and '-'")
+        raise UserError(f"records() returns the name {name!r}: use only letters, digits, '_' and '-'")
     if name in _RESERVED:
-        raise UserError(f"records() gives {name!r}, a file of the run itself: choose another name")
+        raise UserError(f"records() returns the name {name!r}, a file of the run itself: choose another name")

@@ -1,4 +1,4 @@
-"""What a person sees while a model trains."""
+"""What the user sees while a model trains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 
 class Reporter:
-    """Says nothing; the base of those that do."""
+    """Prints nothing; the base class of the other reporters."""
 
     def __enter__(self) -> Reporter:
         return self
@@ -21,13 +21,13 @@ class Reporter:
         pass
 
     def say(self, line: str) -> None:
-        """Something worth keeping."""
+        """A line that stays visible."""
 
     def log(self, line: str) -> None:
-        """A line of metrics: kept in a log, but not on a terminal, where the status shows the same."""
+        """A line of metrics: printed to a log, but not to a terminal, where the status shows the same."""
 
     def status(self, text: str, fraction: float) -> None:
-        """What is going on right now, and which part of it is done; called often."""
+        """The current activity and the fraction of it that is done; called often."""
 
 
 class PlainReporter(Reporter):
@@ -41,7 +41,7 @@ class PlainReporter(Reporter):
 
 
 class LiveReporter(Reporter):
-    """Lines that stay, above one that lives at the bottom of the terminal."""
+    """Lines that stay, above a status line at the bottom of the terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -66,6 +66,6 @@ class LiveReporter(Reporter):
 
 
 def reporter_for_stdout() -> Reporter:
-    """A live line on a terminal, plain lines elsewhere."""
+    """A live status line on a terminal, plain lines elsewhere."""
     console = Console(file=sys.stdout)
     return LiveReporter(console) if console.is_terminal else PlainReporter()

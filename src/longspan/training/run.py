@@ -1,4 +1,4 @@
-"""Starting a run, and going on with one that was stopped."""
+"""Starts a run, or resumes one that was stopped."""
 
 from __future__ import annotations
 
@@ -42,24 +42,26 @@ def train(
 
     `callback` gets every line of training and validation metrics; if it returns False the run is saved and
     `Stopped` is raised. At the end the weights with the best validation loss are scored on the validation and
-    test splits. SIGINT and SIGTERM save the run and raise `Interrupted`; losses that are not
-    finite raise `Diverged`.
+    test splits. SIGINT and SIGTERM save the run and raise `Interrupted`; a loss that is not finite raises
+    `Diverged`.
     """
     RunFolder.must_be_new(out)
     strategy.check(config)
     if not config.stage:
         raise UserError("there is nothing to train: the configuration has no [[stage]]")
-    device = pick_device(config.training.device)  # a wrong name shows now, not after minutes of preparing
+    device = pick_device(config.training.device)  # fails before the corpus is prepared
     asked, config = config.training, resolved(config, device)
     with reporter or Reporter() as reporter:
         corpus = given or prepare(config.data, progress=reporter.say)
         _check_fits(config, corpus)
         _check_can_be_scored(config, corpus)
         if given is not None and given.blocks is not None and given.blocks.next(LanePosition()) is None:
-            raise UserError("there is nothing to train on: data['train'] gives no block")
+            raise UserError("there is nothing to train on: data['train'] has no blocks")
         with _own_random_numbers(config.training.seed, device):
-            model = _built(config, corpus, device)  # before the folder: one that cannot be built leaves none
-            folder = RunFolder.create(out, _anchored(config), corpus.tokenizer, corpus.fingerprint)
+            model = _build_model(config, corpus, device)  # if this fails no folder is left behind
+            folder = RunFolder.create(
+                out, _with_absolute_corpus(config), corpus.tokenizer, corpus.fingerprint
+            )
             with lock.for_training(folder):
                 _run(folder, corpus, model, reporter, None, strategy, callback, asked)
     return folder
@@ -73,54 +75,56 @@ def resume(
     strategy: type[Strategy] = Strategy,
     callback: Callback | None = None,
 ) -> RunFolder:
-    """Go on with a stopped run as if it had not been stopped; one that `is_finished` stays as it is.
+    """Continue a stopped run as if it had not been stopped; a finished run is left as it is.
 
-    A run that was trained on tokens that a program gave needs the same tokens again.
+    A run that was trained on tokens passed from Python needs the same tokens again, as `given`.
     """
     folder = RunFolder.open(run)
     strategy.check(folder.config)
     if not folder.config.stage:
-        raise UserError(f"there is nothing to go on with: the configuration of {run} has no [[stage]]")
+        raise UserError(f"{run} cannot be resumed: its configuration has no [[stage]]")
     with reporter or Reporter() as reporter:
         if is_finished(folder):
             reporter.say(f"{run} is finished: nothing to do")
             return folder
         with lock.for_training(folder):
-            _go_on(folder, given, reporter, strategy, callback)
+            _continue_run(folder, given, reporter, strategy, callback)
     return folder
 
 
 def is_finished(folder: RunFolder) -> bool:
-    """Whether a run has its final score; false again if config.toml has got more steps or stages since."""
+    """Whether a run has its final score; false again if steps or stages were added to config.toml since."""
     if folder.final() is None or folder.config.training.at_end == "stop":
         return folder.final() is not None
     try:
         facts = checkpoint.load(folder.checkpoint("last")).facts
-    except UserError:  # it is lost; the score is there all the same
+    except UserError:  # the checkpoint is lost, but the final score exists
         return True
     progress = RunProgress.from_json(facts["progress"])
     left = folder.config.stage[progress.stage :]
     return len(left) < 2 and all(map(progress.stage_is_over, left))
 
 
-def _go_on(
+def _continue_run(
     folder: RunFolder,
     given: GivenTokens | None,
     reporter: Reporter,
     strategy: type[Strategy],
     callback: Callback | None,
 ) -> None:
-    device, saved = pick_device(folder.config.training.device), _saved(folder, reporter)
-    folder.config = config = resolved(folder.config, device)  # config.toml was edited if it says auto
+    device, saved = pick_device(folder.config.training.device), _checkpoint_to_resume(folder, reporter)
+    folder.config = config = resolved(folder.config, device)  # config.toml has `auto` only if it was edited
     if saved is not None:
         _check_unchanged(folder, saved)
     if given is None and not config.data.corpus:
         raise UserError(
-            f"{folder.path} was trained on tokens that a program gave: go on in Python, with "
+            f"{folder.path} was trained on tokens passed from Python: continue it there with "
             f"longspan.resume('{folder.path}', data=...) and the same tokens"
         )
     if given is not None and config.data.corpus:
-        raise UserError(f"{folder.path} was trained on the corpus {config.data.corpus}: leave out data")
+        raise UserError(
+            f"{folder.path} was trained on the corpus {config.data.corpus}: resume it without data"
+        )
     corpus = given or prepare(config.data, progress=reporter.say)
     if corpus.fingerprint != folder.fingerprint:
         what = f"the text of {corpus.name} has" if given is None else f"{corpus.name} have"
@@ -128,26 +132,26 @@ def _go_on(
     _check_fits(config, corpus)
     if saved is not None and given is not None and given.blocks is not None and not given.blocks.can_go_back:
         raise UserError(
-            f"{folder.path} cannot be resumed from an iterator: give as data['train'] a function that "
-            "returns the blocks from a number on"
+            f"{folder.path} cannot be resumed from an iterator: pass as data['train'] a function that takes "
+            "a block number and returns the blocks from there on"
         )
     changed = differences(folder.environment, environment(device))
     if changed:
         reporter.say(f"{', '.join(changed)}: results may differ in their last bits")
     step = saved.facts["progress"]["step"] if saved else 0
-    reporter.say(f"going on with {folder.path} after step {step:,}")
+    reporter.say(f"continuing {folder.path} after step {step:,}")
     with _own_random_numbers(config.training.seed, device):
-        model = _built(config, corpus, device)
+        model = _build_model(config, corpus, device)
         if saved is not None:
             check_weights(model, saved.below("model"), folder.checkpoint("last"))
         _run(folder, corpus, model, reporter, saved, strategy, callback, config.training)
 
 
-def _saved(folder: RunFolder, reporter: Reporter) -> Checkpoint | None:
-    """Where the run was when it was last saved; nothing if it never was.
+def _checkpoint_to_resume(folder: RunFolder, reporter: Reporter) -> Checkpoint | None:
+    """The checkpoint to resume from; None if the run has saved nothing.
 
-    A run may die between its first evaluation and its first regular checkpoint: then its best is all there
-    is, and enough, for it holds everything that the last would.
+    A run may be killed between its first evaluation and its first regular checkpoint. Then only `best`
+    exists. It is enough, because it holds everything that `last` would.
     """
     last, best = folder.checkpoint("last"), folder.checkpoint("best")
     source = last if last.exists() else best
@@ -155,16 +159,16 @@ def _saved(folder: RunFolder, reporter: Reporter) -> Checkpoint | None:
         return None
     saved = checkpoint.load(source)
     if "progress" not in saved.facts:
-        raise UserError(f"{source} holds weights but no training to go on with: begin a new run")
+        raise UserError(f"{source} holds only weights, no state of a training to resume: start a new run")
     if source == best:
-        averaged = ", with the average of the weights in their place" if saved.below("average") else ""
-        reporter.say(f"there is no {last}: going on from {best.name}{averaged}")
+        averaged = ", with the averaged weights as weights" if saved.below("average") else ""
+        reporter.say(f"there is no {last}: continuing from {best.name}{averaged}")
         checkpoint.save(last, saved.tensors, saved.facts)
     return saved
 
 
-def _anchored(config: RunConfig) -> RunConfig:
-    """The same configuration wherever one stands: a path to the corpus is made absolute."""
+def _with_absolute_corpus(config: RunConfig) -> RunConfig:
+    """The same configuration with an absolute path to the corpus, valid from any working directory."""
     if not config.data.corpus:
         return config
     return replace(config, data=replace(config.data, corpus=corpora.anchored(config.data.corpus)))
@@ -184,24 +188,26 @@ def _check_fits(config: RunConfig, corpus: TokenizedCorpus | GivenTokens) -> Non
 
 
 def _check_can_be_scored(config: RunConfig, corpus: TokenizedCorpus | GivenTokens) -> None:
-    """Held-out text that is too short for its protocol comes to light now, not after hours of training."""
+    """Raise now, not after hours of training, if held-out text is too short for its protocol."""
     evaluation = config.evaluation
     lay_out = PROTOCOLS[evaluation.protocol]
     block_length = evaluation.block_length or config.training.block_length
     for split, limit in (("valid", evaluation.max_tokens), ("test", evaluation.max_tokens_final)):
-        if split not in corpus.splits:  # a program may give no test split
+        if split not in corpus.splits:  # optional in data passed from Python
             continue
         num_tokens = len(corpus.splits[split])
         lay_out(min(num_tokens, (limit or num_tokens) + 1), evaluation.batch_size, block_length)
 
 
-def _built(config: RunConfig, corpus: TokenizedCorpus | GivenTokens, device: torch.device) -> LanguageModel:
+def _build_model(
+    config: RunConfig, corpus: TokenizedCorpus | GivenTokens, device: torch.device
+) -> LanguageModel:
     try:
         return build_run(config, corpus.tokenizer.vocabulary_size).to(device)
     except (RuntimeError, MemoryError) as problem:
         if not is_out_of_memory(problem):
             raise
-        raise UserError(f"the model of {config.name} does not fit into the memory: make it smaller") from None
+        raise UserError(f"the model of {config.name} does not fit into memory: make it smaller") from None
 
 
 def _run(
@@ -219,19 +225,21 @@ def _run(
 
 
 def _check_unchanged(folder: RunFolder, saved: Checkpoint) -> None:
-    """Somebody may have changed the configuration."""
+    """Raise if config.toml was changed in a way that the checkpoint does not allow."""
     last, config, stage = folder.checkpoint("last"), folder.config, saved.facts["progress"]["stage"]
     if stage >= len(config.stage):
-        raise UserError(f"{last} is in a later stage than the configuration has: put its [[stage]] back")
+        raise UserError(
+            f"{last} is from a stage that the configuration no longer has: put its [[stage]] back"
+        )
     check_resumable(folder.path / "config.toml", config, stage, saved.facts.get("settled", {}))
     if config.training.average and not saved.below("average"):
-        raise UserError(f"{last} holds no average of the weights: take training.average out of config.toml")
+        raise UserError(f"{last} holds no average of the weights: remove training.average from config.toml")
 
 
 def _summary(
     folder: RunFolder, corpus: TokenizedCorpus | GivenTokens, model: LanguageModel, asked: TrainingConfig
 ) -> str:
-    """The first line of a run; `asked` are the options before `auto` was resolved."""
+    """The first line of a run; `asked` holds the options before `auto` was resolved."""
     config, training = folder.config, folder.config.training
     device = device_name(next(model.parameters()).device)
     precision = f"{training.precision}{' (auto)' if asked.precision == 'auto' else ''}"
@@ -245,13 +253,13 @@ def _summary(
         f"{config.name}: {num_parameters:,} parameters, {flops / 1e6:,.1f} MFLOPs per token forward"
         f"{f', pattern {pattern}' if pattern else ''}; on {device} in {precision}, {compiled}, "
         f"{read} ({config.data.tokenizer.kind}, "
-        f"{corpus.tokenizer.vocabulary_size:,} different ones), run folder {folder.path}"
+        f"vocabulary {corpus.tokenizer.vocabulary_size:,}), run folder {folder.path}"
     )
 
 
 @contextmanager
 def _own_random_numbers(seed: int, device: torch.device) -> Iterator[None]:
-    """A run draws the same numbers whatever the program drew before, and leaves no trace after."""
+    """Seed the random generators for a run, and restore the caller's generators afterwards."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield

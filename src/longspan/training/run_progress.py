@@ -1,4 +1,4 @@
-"""How far a run has come."""
+"""The counters of a run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from longspan.optim import done
 
 @dataclass
 class RunProgress:
-    """Everything countable that the next step depends on; a checkpoint keeps it as JSON."""
+    """All counters that the next step depends on; stored as JSON in a checkpoint."""
 
-    step: int = 0  # updates so far, all stages together
+    step: int = 0  # updates so far, over all stages
     tokens: int = 0
     learning_rate: float = 0.0  # of the latest update
-    seconds: float = 0.0  # spent training: evaluation and checkpoints do not count
+    seconds: float = 0.0  # of training, without evaluation and checkpoints
     stage: int = 0
     stage_step: int = 0
     stage_seconds: float = 0.0
@@ -52,7 +52,7 @@ class RunProgress:
         self.stage_seconds += seconds
 
     def seconds_left(self, stages: Sequence[StageConfig]) -> float:
-        """How long this stage and all that follow will train at the speed so far."""
+        """Estimated training time of this stage and all later ones, at the speed so far."""
         per_step = self.seconds / self.step
         steps = [stage.steps for stage in stages[self.stage :]]
         steps[0] -= self.stage_step

@@ -12,18 +12,18 @@ from longspan.config.training import Precision
 from longspan.kernels.compile_fallback import CompileFallback
 from longspan.models.interface import LanguageModel
 from longspan.state import State
-from longspan.training.graphs import RecordedModel
+from longspan.training.graphs import CapturedModel
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Updater:
-    """Reads a block, moves the weights, returns the carried state.
+    """Reads a block, updates the weights, returns the carried state.
 
-    The batch runs in `micro_batches` pieces, each some of the lanes: gradients add up to those of the
-    whole batch, and only the memory of one piece is held. The loss stays on the device; what does wait for
-    it is the scaler of fp16, which must know whether gradients overflowed. On a GPU a batch in one piece is
-    read by a `RecordedModel`. `fallback` is that of a compiled model.
+    The batch is split by lanes into `micro_batches`. Their gradients add up to those of the whole batch, and
+    activations are held for one of them at a time. The loss stays on the device; only the gradient scaler of
+    fp16 synchronises, to check for overflow. On a GPU without micro-batches the model is called through a
+    `CapturedModel`. `fallback` is the `CompileFallback` of a compiled model.
     """
 
     def __init__(
@@ -35,15 +35,15 @@ class Updater:
         fallback: CompileFallback | None = None,
     ) -> None:
         if precision == "auto":
-            raise ValueError("the precision of an update must be known: resolve 'auto' first")
+            raise ValueError("precision 'auto' must be resolved before an update")
         self.model = model
         self.micro_batches = micro_batches
         self.device = next(model.parameters()).device
         self.dtype = _AUTOCAST.get(precision)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self._fallback = fallback or CompileFallback(enabled=False)
-        can_record = self.device.type == "cuda" and micro_batches == 1
-        self._recorded = RecordedModel(model) if can_record else None
+        can_capture = self.device.type == "cuda" and micro_batches == 1
+        self._captured = CapturedModel(model) if can_capture else None
 
     def update(
         self,
@@ -53,10 +53,10 @@ class Updater:
         optimizers: list[Optimizer],
         clip_norm: float = 0.0,
     ) -> tuple[Tensor, State]:
-        """The sum of nats over the block before the update, and the state after it, cut from its history.
+        """The sum of nats over the block, computed before the update, and the detached state after the block.
 
-        Only what `optimizers` hold is clipped and moves. The sum is the plain one: penalties push the
-        weights but are not part of what is reported.
+        Only parameters of `optimizers` are clipped and updated. The sum has no penalties: they change the
+        gradients but are not reported.
         """
         nats, state = self._fallback.run(lambda: self._fresh_gradients(tokens_BT, targets_BT, state))
         for optimizer in optimizers:
@@ -91,7 +91,7 @@ class Updater:
                 nll_BT = self.model.head.nll(hidden_BTD, targets_BT[lanes])
             piece = nll_BT.sum()
             loss = piece / targets_BT.numel()
-            if first == 0:  # once for the batch, however many pieces it has
+            if first == 0:  # once per batch, not once per micro-batch
                 loss = loss + sum(self.model.penalties().values())
             self.scaler.scale(loss).backward()
             nats = nats + piece.detach()
@@ -99,14 +99,14 @@ class Updater:
         return nats, after[0] if len(after) == 1 else State.join(after)
 
     def _read(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
-        if self._recorded is not None:
-            return self._recorded(tokens_BT, state, self._autocast())
+        if self._captured is not None:
+            return self._captured(tokens_BT, state, self._autocast())
         with self._autocast():
             hidden_BTD, after = self.model(tokens_BT, state)
         return hidden_BTD, after
 
     def _on_device(self, block_BT: Tensor) -> Tensor:
-        """Copied from pinned memory, so that nobody waits for it; what is pinned already is not moved."""
+        """Copied asynchronously from pinned memory; a tensor that is already pinned is not pinned again."""
         if self.device.type != "cuda":
             return block_BT.to(self.device)
         return block_BT.pin_memory().to(self.device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""What kinds of training do each in its own way: which optimizers move, and how weights are judged."""
+"""What differs between kinds of training: which optimizers step, and which score selects weights."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from longspan.optim import build_optimizers, compile_updates, memories, restore_
 
 
 class Strategy:
-    """The plain way: every step moves all weights, and one score says how good they are."""
+    """Plain training: every step updates all weights, and one score selects the best."""
 
     @staticmethod
     def check(config: RunConfig) -> None:
-        """A `UserError` if this is not the way to train what `config` describes."""
+        """Raise `UserError` if this strategy cannot train what `config` describes."""
         if config.search is not None:
             raise UserError(
-                f"{config.name} is a search, its configuration has [search]: use 'longspan search'"
+                f"{config.name} is a search (its configuration has [search]): use 'longspan search'"
             )
 
     def __init__(self, model: LanguageModel, config: RunConfig) -> None:
@@ -35,11 +35,11 @@ class Strategy:
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """All there are at present; what they remember is part of a checkpoint."""
+        """All current optimizers; checkpoints include their states."""
         return self._of_stage
 
     def begin_stage(self, stage: StageConfig) -> None:
-        """Let the optimizers of `stage` take over, knowing what those before knew if they are of one kind."""
+        """Build the optimizers of `stage`. They take over the state of the previous ones of the same kind."""
         optimizers = self.optimizers_of(stage)
         compile_updates(optimizers, self.fallback)
         if self._stage is not None and stage.optimizer == self._stage.optimizer:
@@ -50,14 +50,17 @@ class Strategy:
         return build_optimizers(self.model, stage)
 
     def moving(self, step: int, fraction: float) -> list[Optimizer]:
-        """The optimizers of update number `step`, counted from 1, at this fraction of the stage's rate."""
+        """The optimizers that step in update number `step`, counted from 1, with their rates set.
+
+        `fraction` is the part of the stage's learning rate.
+        """
         set_rate(self._of_stage, fraction)
         return self._of_stage
 
     def judge(self, score: Callable[[], Score]) -> tuple[Score, dict[str, Score]]:
-        """The score by which weights are compared, and by name those that are good to know beside it."""
+        """The score by which weights are compared, and further scores to report, by name."""
         return score(), {}
 
     def findings(self) -> dict[str, Any]:
-        """What else to write beside the metrics."""
+        """Further fields for lines of metrics."""
         return {}

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint: all that the next step depends on and a counter cannot say."""
+"""The tensors of a checkpoint: everything, besides counters, that the next step depends on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from longspan.state import State
 def pack(
     model: LanguageModel, optimizers: list[Optimizer], state: State, device: torch.device
 ) -> dict[str, Tensor]:
-    """Weights, optimizers, carried state and random generators under dotted names."""
+    """Weights, optimizer states, carried state and random generators, by dotted names."""
     return {
         **_under("model", model.state_dict()),
         **_under("optimizer", memories(model, optimizers)),
@@ -29,7 +29,7 @@ def pack(
 def unpack(
     checkpoint: Checkpoint, model: LanguageModel, optimizers: list[Optimizer], device: torch.device
 ) -> State:
-    """Put everything back where `pack` found it; the carried state is returned."""
+    """Restore everything that `pack` saved; the carried state is returned."""
     model.load_state_dict(checkpoint.below("model"))
     restore_memories(model, optimizers, checkpoint.below("optimizer"))
     generators = checkpoint.below("generator")
