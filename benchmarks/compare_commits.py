@@ -1,15 +1,15 @@
-"""Is this version as fast as the one before? Two source trees on one GPU, measured in turns.
+"""Compares the speed of two versions: two source trees on one GPU, measured in turns.
 
     python benchmarks/compare_commits.py --old FOLDER [--new FOLDER] [--cases NAME ...] [--json FILE]
 
-A folder is a checkout: its package is in `src/`. Every case is a training step of a recipe (bf16, compiled,
-optimizer included, random tokens), or the decoding of one text. For each case and tree one process builds and
-compiles the model; cases that fit into the memory together are compiled side by side. Then the processes of a
-case measure by turns, old, new, old, new: back-to-back steps for `--seconds` each. Reported is the median of
-a tree's turns. All cases take about 6 minutes on an H200.
+A folder is a checkout with the package in `src/`. A case is a training step of a recipe (bf16, compiled, with
+optimizer, random tokens), or the decoding of one text. For each case and tree one process builds and compiles
+the model; cases that fit into memory together are compiled in parallel. Then the processes of a case take
+turns (old, new, old, new) and run back-to-back steps for `--seconds` each. The median of a tree's turns is
+reported. All cases take about 6 minutes on an H200.
 
-Needs what the package imports: torch, triton, numpy, safetensors, tomli-w, rich and what `longspan.data` asks
-for. `--smoke` runs tiny models on a CPU, to test this script.
+Needs what the package imports: torch, triton, numpy, safetensors, tomli-w, rich and the imports of
+`longspan.data`. `--smoke` runs tiny models on a CPU, to test this script.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DECODING_BATCH, PROMPT = 1, 512
-WARM_UPS = 9  # compiled, captured and replayed
+WARM_UPS = 9  # enough to compile, capture and replay
 SMALL: dict[str, Any] = {"num_layers": 2, "width": 32, "inner_width": 48, "num_heads": 2, "head_width": 16}
 SMALL |= {"num_persistent": 8, "memory_length": 16, "ngram_rows": 64, "ngram_width": 16}
 
 
 @dataclass(frozen=True)
 class Case:
-    """`goal` is the least speed of the new tree, by that of the old one."""
+    """`goal` is the minimum ratio of new speed to old speed."""
 
     name: str
     recipe: str
@@ -75,11 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     trees = {"old": args.old.resolve(), "new": args.new.resolve()}
     for tree in trees.values():
         if not (tree / "src" / "longspan").is_dir():
-            raise SystemExit(f"compare_commits: {tree} has no src/longspan: it is no checkout of Longspan")
+            raise SystemExit(f"compare_commits: {tree} has no src/longspan: give a checkout of Longspan")
     results = []
     for wave in _waves([by_name[name] for name in args.cases], args.memory):
         results += _measured(wave, trees, args)
-        if args.json is not None:  # what is measured is kept, whatever happens to the rest
+        if args.json is not None:  # written after every wave, so that a later failure loses nothing
             args.json.parent.mkdir(parents=True, exist_ok=True)
             args.json.write_text(json.dumps(_report(results, trees), indent=2) + "\n", encoding="utf-8")
     print(_table(results))
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _waves(cases: list[Case], gigabytes: float) -> list[list[Case]]:
-    """Cases that fit into the memory together, both trees of each."""
+    """Groups of cases that fit into memory together, with both trees."""
     waves: list[list[Case]] = [[]]
     for case in cases:
         if waves[-1] and 2 * sum(c.gigabytes for c in [*waves[-1], case]) > gigabytes:
@@ -105,7 +105,7 @@ def _measured(wave: list[Case], trees: dict[str, Path], args: argparse.Namespace
     results = []
     try:
         for worker in workers.values():
-            worker.answer()  # it is ready
+            worker.answer()  # wait until it is ready
         for case in wave:
             speeds: dict[str, list[float]] = {side: [] for side in trees}
             for _ in range(args.turns):
@@ -133,7 +133,7 @@ def _result(case: Case, speeds: dict[str, list[float]], errors: dict[str, str]) 
 
 
 class _Worker:
-    """A process with one tree's model."""
+    """A process that runs the model of one case with the package of one tree."""
 
     def __init__(self, case: Case, tree: Path, *, smoke: bool) -> None:
         paths = [str(tree / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -148,7 +148,7 @@ class _Worker:
         )
 
     def ask(self, seconds: float) -> dict[str, Any] | None:
-        """Measure for so long."""
+        """Measure for this long; None after an error."""
         if self.error or self._process.stdin is None:
             return None
         try:
@@ -202,11 +202,11 @@ def _table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-# What follows runs in the workers, with the package of one tree or the other.
+# The functions below run in the workers, with the package of one of the trees.
 
 
 def work(case: Case, *, smoke: bool) -> None:
-    """Prepare the model, then answer every line of the input, a number of seconds, with a speed."""
+    """Prepare the model. Then read seconds from each line of standard input and print the measured speed."""
     try:
         measure = _decoding(case, smoke) if case.decodes else _training(case, smoke)
     except Exception as problem:
@@ -270,7 +270,7 @@ def _training(case: Case, smoke: bool) -> Callable[[float], float]:
 
 
 def _back_to_back(step: Callable[[], object], device: Any, tokens: int) -> Callable[[float], float]:
-    """Tokens per second of steps between which the host never waits for the device."""
+    """Tokens per second of back-to-back steps: the host does not synchronise between them."""
     import torch
 
     def wait() -> None:
@@ -293,7 +293,7 @@ def _back_to_back(step: Callable[[], object], device: Any, tokens: int) -> Calla
 
 
 def _decoding(case: Case, smoke: bool) -> Callable[[float], float]:
-    """One text, token by token; the next token is known on the host before it is read."""
+    """One text, token by token; every token is copied to the host before it is read."""
     import torch
 
     from longspan.generation import Decoder
@@ -316,7 +316,7 @@ def _decoding(case: Case, smoke: bool) -> Callable[[float], float]:
 
 
 def _ways_for() -> Callable[[Any, Any], Any]:
-    """Under its name of today, or the one before."""
+    """`ways_for` from its current module, or from its old one in older trees."""
     for name in ("longspan.bench.bench_paths", "longspan.bench.ways"):
         try:
             found: Callable[[Any, Any], Any] = importlib.import_module(name).ways_for
@@ -331,17 +331,19 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     names = [case.name for case in CASES]
-    parser.add_argument("--old", type=Path, help="checkout of the version before")
-    parser.add_argument("--new", type=Path, default=ROOT, help="checkout to compare (default: this one)")
+    parser.add_argument("--old", type=Path, help="checkout of the old version")
+    parser.add_argument(
+        "--new", type=Path, default=ROOT, help="checkout of the new version (default: this one)"
+    )
     parser.add_argument(
         "--cases", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
     )
-    parser.add_argument("--seconds", type=float, default=4.0, help="of steps per turn (default: 4)")
-    parser.add_argument("--turns", type=int, default=2, help="of each tree (default: 2)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds of steps per turn (default: 4)")
+    parser.add_argument("--turns", type=int, default=2, help="turns of each tree (default: 2)")
     parser.add_argument(
-        "--memory", type=float, default=110.0, help="GB that may be used at a time (default: 110)"
+        "--memory", type=float, default=110.0, help="GB of GPU memory to use at a time (default: 110)"
     )
-    parser.add_argument("--json", type=Path, help="write all figures to a new file")
+    parser.add_argument("--json", type=Path, help="write all results to a new file")
     parser.add_argument("--smoke", action="store_true", help="tiny models, to test this script on a CPU")
     parser.add_argument("--worker", choices=names, help=argparse.SUPPRESS)
     return parser

@@ -1,12 +1,12 @@
-"""Decoding speed on the CPU, against the time it takes to read the weights once.
+"""Decoding speed on the CPU, compared with the time to read the weights once.
 
     python benchmarks/decode.py [--threads N] [--batch N] [--rounds N] [--json FILE]
 
-The model is that of recipe enwik8 (38M parameters, float32) with spans as training leaves them. A step reads
-one token of every text and gives the probabilities of the next. The floor is the sum of every parameter,
-tensor after tensor, as a model comes to its weights; a lower one is the sum of all of them laid end to end.
-Steps and floors are timed in turns and the fastest of each is reported: on a machine that does other things
-too, that is the time nobody disturbed. First steps have to agree with reading a block.
+The model is that of recipe enwik8 (38M parameters, float32) with typical learned spans. A step reads one
+token of every text and computes the probabilities of the next. The floor is the time to sum every parameter,
+tensor by tensor. The lowest floor is the time to sum all of them as one contiguous array. Steps and floors
+are timed in turns, and the fastest of each is reported: it is the least disturbed by other work on the
+machine. Before that, single steps are checked against reading a block.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def make_model() -> LanguageModel:
 
 
 def check_agreement(model: LanguageModel, state: State, batch: int) -> float:
-    """The largest difference of a log-probability, token by token against one block."""
+    """The largest difference of a log-probability between token by token and one block."""
     tokens_BT = torch.randint(VOCABULARY, (batch, AGREEMENT))
     block_BTV, _ = model.log_probs(tokens_BT, state)
     decoder = Decoder(model, state)
     steps = [decoder.read(token_B1) for token_B1 in tokens_BT.split(1, dim=1)]
     difference = float((torch.stack(steps, dim=1) - block_BTV).abs().max())
     if difference > 1e-4:
-        raise SystemExit(f"steps and block differ by {difference}: no speed of a wrong result is reported")
+        raise SystemExit(f"steps and block differ by {difference}: no speed is reported")
     return difference
 
 

@@ -1,9 +1,10 @@
-"""The part of the test suite that needs a GPU: the kernels in every precision, recorded steps, resumed runs.
+"""Runs the tests that need a GPU: kernels in every precision, captured steps, resumed runs.
 
     python benchmarks/gpu_check.py [--workers N] [PYTEST OPTION ...] | tee gpu_check.log
 
-Works from a bare checkout, in any environment with what Longspan imports and pytest; with pytest-xdist the
-tests share the GPU, so that kernels are compiled side by side. Ends with what it ran on, and as pytest does.
+Works from a checkout without installation, in any environment with Longspan's dependencies and pytest. With
+pytest-xdist the tests share the GPU, so that kernels are compiled in parallel. The last line has the versions
+and the device. The exit status is that of pytest.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ TESTS = [
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="run the tests that need a GPU")
-    parser.add_argument("--workers", type=int, default=8, help="tests at a time (with pytest-xdist)")
+    parser.add_argument("--workers", type=int, default=8, help="tests to run in parallel (with pytest-xdist)")
     args, options = parser.parse_known_args()
     if not torch.cuda.is_available():
-        print("gpu_check: torch sees no GPU here", file=sys.stderr)
+        print("gpu_check: torch finds no GPU on this machine", file=sys.stderr)
         return 1
     if importlib.util.find_spec("pytest") is None:
-        print("gpu_check: needs pytest; pip install pytest", file=sys.stderr)
+        print("gpu_check: needs pytest: pip install pytest", file=sys.stderr)
         return 1
     parallel = ["-n", str(args.workers)] if importlib.util.find_spec("xdist") else []
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -1,12 +1,12 @@
-"""Do models learn equally well in bf16, compiled, as in float32?
+"""Compares learning curves in bf16 with torch.compile to those in float32 without it.
 
     python benchmarks/precision_curves.py --data TEXT --out FOLDER [--models NAME ...] [--steps 2000]
 
-Adaptive span, all-attention, Transformer-XL and SHA-RNN, each trained twice by `longspan train` on the same
-bytes with the same seed: in float32 without torch.compile, and as recipes ship ("auto", which on a GPU is
-bf16 and compiled). The models are those of recipes; batches, blocks and warm-up are smaller, and the same for
-both. `FOLDER` gets metrics.jsonl (every line of every run), results.json (the table, configurations and
-environments), table.md and, where matplotlib is there, curves.png; `--draw FOLDER` draws them later.
+Adaptive span, all-attention, Transformer-XL and SHA-RNN are each trained twice by `longspan train`, on the
+same bytes with the same seed: in float32 without torch.compile, and with the default "auto", which on a GPU
+is bf16 and compiled. The models are those of recipes. Batches, blocks and warm-up are smaller, and equal for
+both. `FOLDER` gets metrics.jsonl (every line of every run), results.json (results, configurations,
+environments), table.md and, if matplotlib is installed, curves.png; `--draw FOLDER` draws them later.
 
 `--smoke` makes the models tiny, to test this script on a CPU.
 Needs what `longspan train` imports: torch, triton, numpy, safetensors, tomli-w, rich, tensorboard, pooch.
@@ -30,7 +30,7 @@ SETTINGS = {
     "float32": ["--training.precision", "float32", "--training.compile", "false"],
     "auto": ["--training.precision", "auto", "--training.compile", "auto"],
 }
-# Adagrad's published warm-up is longer than all of this: here it is shorter, and to a lower rate.
+# The published warm-up of Adagrad is longer than these runs: here it is shorter, with a lower peak rate.
 MODELS: dict[str, dict[str, Any]] = {
     "adaptive-span": {"recipe": "enwik8-small", "learning_rate": 0.02},
     "all-attention": {"recipe": "enwik8-pers-small", "learning_rate": 0.02},
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def recipe_of(model: str, args: argparse.Namespace) -> dict[str, Any]:
-    """The recipe's model and optimizer in one short stage."""
+    """The recipe with one short stage."""
     from longspan import recipes
 
     table = recipes.load(MODELS[model]["recipe"])
@@ -153,11 +153,11 @@ def _table(runs: list[dict[str, Any]], models: Sequence[str]) -> str:
 
 
 def draw(folder: Path) -> None:
-    """Both curves of every model, from metrics.jsonl."""
+    """Draw both curves of every model from metrics.jsonl."""
     try:
         import matplotlib
     except ImportError:
-        print(f"no matplotlib here: draw later with --draw {folder}", file=sys.stderr)
+        print(f"matplotlib is not installed: draw later with --draw {folder}", file=sys.stderr)
         return
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -189,9 +189,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="NAME")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=4, help="runs at a time on the one GPU (default: 4)")
+    parser.add_argument("--jobs", type=int, default=4, help="runs in parallel on the GPU (default: 4)")
     parser.add_argument("--smoke", action="store_true", help="tiny models, to test this script on a CPU")
-    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="only draw the curves of these results")
+    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="only draw the curves of earlier results")
     return parser
 
 

@@ -1,10 +1,10 @@
-"""Who predicts best after the same time of training on the same bytes?
+"""Compares models by their test loss after the same training time on the same bytes.
 
     python benchmarks/race.py flagship gpt x-transformers-4096 [--seconds 220] [--out FOLDER] [--OPTION=VALUE]
 
-Entrants are recipes by name or TOML file, with dotted options that change all of them (written with "="), and
-x-transformers with a context. What is compiled and recorded before the first step is not counted. Prints one
-JSON line per entrant; docs/race.md says what is in it.
+Entrants are recipes (names or TOML files) and x-transformers with a context length. Dotted options, written
+with "=", apply to all recipes. Compilation and graph capture before the first step are not counted as
+training time. Prints one JSON line per entrant; docs/race.md describes its fields.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from longspan.training import Interrupted, Reporter, train
 
 LANES = 16
 WARMUP = 8
-NO_END = 10**9  # of steps: a stage ends by the clock
+NO_END = 10**9  # steps: a stage ends by its time limit
 OURS = [("training", name) for name in ("seed", "device", "evaluate_every", "checkpoint_every")]
 LOGS = ("config.toml", "environment.json", "metrics.jsonl", "spans.jsonl")
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"race: {problem}", file=sys.stderr)
         return 1
     except Interrupted as stop:
-        print(f"race: {stop}; what was training is lost", file=sys.stderr)
+        print(f"race: {stop}; the training in progress is lost", file=sys.stderr)
         return stop.exit_status
     return 0
 
@@ -86,18 +86,22 @@ def race(args: argparse.Namespace, overrides: list[tuple[str, str]]) -> None:
 
 
 def _entrant(name: str, overrides: list[tuple[str, str]], args: argparse.Namespace) -> RunConfig | int:
-    """A recipe, or the context of x-transformers; mistakes show before anybody has started."""
+    """A recipe, or the context of x-transformers; all are checked before the first one starts."""
     if name.startswith(race_x_transformers.PREFIX):
         return race_x_transformers.context_of(name)
     return _config(name, overrides, args)
 
 
 def _check_not_ours(overrides: list[tuple[str, str]]) -> None:
-    """What the race decides for all entrants."""
+    """Raise `UserError` for options that the race sets for all entrants."""
     for name, _ in overrides:
-        room, _, last = name.replace("-", "_").rpartition(".")
-        if room.split(".")[0] in ("data", "evaluation") or (room, last) in OURS or last == "max_seconds":
-            raise UserError(f"--{name} is for the race to decide: see --help for its own options")
+        section, _, last = name.replace("-", "_").rpartition(".")
+        if (
+            section.split(".")[0] in ("data", "evaluation")
+            or (section, last) in OURS
+            or last == "max_seconds"
+        ):
+            raise UserError(f"--{name} is set by the race: see --help for its own options")
 
 
 def _check_logs(logs: list[Path]) -> None:
@@ -105,7 +109,7 @@ def _check_logs(logs: list[Path]) -> None:
         if place.exists():
             raise UserError(f"{place} exists already: give another --out, --seed or --name=NAME")
         if logs.count(place) > 1:
-            raise UserError(f"two entrants would write {place}: race them one by one, each with --name=NAME")
+            raise UserError(f"two entrants would write {place}: run them one by one, each with --name=NAME")
 
 
 def _make_folder(path: Path) -> None:
@@ -116,7 +120,7 @@ def _make_folder(path: Path) -> None:
 
 
 def _config(recipe: str, overrides: list[tuple[str, str]], args: argparse.Namespace) -> RunConfig:
-    """The recipe as it runs here: on bytes, for this long, and scored by nobody but the race."""
+    """The recipe with the race's settings: bytes, time limit, no evaluations during training."""
     table = recipes.load(recipe)
     apply(table, overrides)
     table["training"] = {"compile_warmup": WARMUP} | table.get("training", {})
@@ -139,7 +143,7 @@ def _config(recipe: str, overrides: list[tuple[str, str]], args: argparse.Namesp
 def run_recipe(
     config: RunConfig, corpus: TokenizedCorpus, device: torch.device, out: Path | None
 ) -> dict[str, Any]:
-    """Train as `longspan train` does, score, and say what came of it."""
+    """Train as `longspan train` does, score, and return the results."""
     with tempfile.TemporaryDirectory(prefix="longspan-race-") as place:
         run = train(config, Path(place) / "run", reporter=_Aside())
         lines = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
@@ -172,7 +176,7 @@ def run_recipe(
 
 
 def _readings(entrant: RunConfig | int, num_bytes: int) -> tuple[list[race_protocol.Reading], int]:
-    """How a test of so many bytes is read, and in blocks of which length."""
+    """How a test split of this many bytes is read, and the block length."""
     if isinstance(entrant, int):
         return race_protocol.windows(num_bytes, entrant), entrant
     back, block_length = look_back(entrant.model), entrant.training.block_length
@@ -182,7 +186,7 @@ def _readings(entrant: RunConfig | int, num_bytes: int) -> tuple[list[race_proto
 
 
 def look_back(model: ModelConfig) -> int:
-    """How far a layer can see."""
+    """How far back a layer can attend, in tokens."""
     if isinstance(model, GptConfig):
         return model.context
     span = getattr(model, "span", None)
@@ -216,7 +220,7 @@ def _spans(model: LanguageModel) -> dict[str, Any]:
 
 
 def _digest(config: RunConfig) -> str:
-    """What two runs share that differ only in place, text and seed."""
+    """A hash of the configuration without data, seed and device."""
     table = schema.write(config)
     del table["data"], table["training"]["seed"], table["training"]["device"]
     return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=8).hexdigest()
@@ -253,7 +257,7 @@ def _keep_logs(run: Path, place: Path) -> None:
 
 
 class _Aside(Reporter):
-    """The standard output is for results."""
+    """Prints to standard error: standard output is for results."""
 
     def say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -273,12 +277,16 @@ def _parser() -> argparse.ArgumentParser:
         default=Path(sysconfig.get_path("purelib")),
         help="a folder or a file (default: the installed packages)",
     )
-    parser.add_argument("--files", default="*.py", help="which files of a folder (default: *.py)")
-    parser.add_argument("--bytes", type=int, default=100_000_000, help="how many of its first bytes")
-    parser.add_argument("--seconds", type=float, default=220.0, help="of training")
+    parser.add_argument("--files", default="*.py", help="pattern for the files of a folder (default: *.py)")
+    parser.add_argument(
+        "--bytes", type=int, default=100_000_000, help="number of bytes to use, from the start"
+    )
+    parser.add_argument("--seconds", type=float, default=220.0, help="training time")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, help="add the lines to race.jsonl here, and keep logs of runs")
+    parser.add_argument(
+        "--out", type=Path, help="folder for race.jsonl (lines are appended) and the logs of runs"
+    )
     return parser
 
 

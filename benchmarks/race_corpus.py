@@ -1,8 +1,8 @@
-"""The text of a race: three files of bytes, written once.
+"""The corpus of a race: train, valid and test as files of bytes, written once.
 
-A folder with files for train, valid and test is taken as it is. Of anything else the first bytes are taken,
-the files of a folder one after the other in the order of their paths, and cut 90, 5 and 5. The test is the
-first mebibyte of the last part.
+A folder with files for train, valid and test is used as it is. From anything else the first bytes are used,
+with the files of a folder joined in the order of their paths, and split 90 / 5 / 5. The test split is limited
+to its first mebibyte.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHUNK = 1 << 22
 
 
 def written(source: Path, *, pattern: str = "*.py", num_bytes: int = 100_000_000) -> Path:
-    """A folder with train.txt, valid.txt and test.txt, made from `source` now or before."""
+    """A folder with train.txt, valid.txt and test.txt, made from `source` or reused from the cache."""
     own = _own_splits(source)
     files = list(own.values()) or _files(source, pattern)
     stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
@@ -40,7 +40,7 @@ def written(source: Path, *, pattern: str = "*.py", num_bytes: int = 100_000_000
 
 
 def _own_splits(source: Path) -> dict[str, Path]:
-    """Files such as train.txt, wiki.train.tokens or train.txt.xz, if all three are there."""
+    """Files such as train.txt, wiki.train.tokens or train.txt.xz, if all three splits exist."""
     if not source.is_dir():
         return {}
     found = {
@@ -81,13 +81,13 @@ def _write_cut(files: Sequence[Path], num_bytes: int, folder: Path) -> None:
     first, second = len(text) * 90 // 100, len(text) * 95 // 100
     parts = text[:first], text[first:second], text[second:][:TEST_BYTES]
     if not all(parts):
-        raise UserError(f"{len(text)} bytes are too little text for a race")
+        raise UserError(f"{len(text)} bytes are too few for a race: use more text")
     for split, part in zip(SPLITS, parts, strict=True):
         (folder / f"{split}.txt").write_bytes(part)
 
 
 def _read(files: Sequence[Path], limit: int | None) -> Iterator[bytes]:
-    """The first bytes of the files, one after the other."""
+    """The first bytes of the joined files."""
     left = limit
     for path in files:
         try:

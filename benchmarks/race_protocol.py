@@ -1,6 +1,6 @@
-"""How the bytes of a race are scored: every one once, with at least half a context before it.
+"""The evaluation protocol of a race: every byte is scored once, with at least half a context before it.
 
-Shapes: B readings side by side, T block.
+Shapes: B batch of readings, T block.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from longspan.errors import UserError
 
-# Nats of every target, and what is carried to the next block; None comes in where a reading begins.
+# (tokens, targets, carried) -> nats of every target, carried; `carried` is None at the start of a reading.
 Read = Callable[[Tensor, Tensor, Any], tuple[Tensor, Any]]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The bytes `first` to `end` of the test are scored, after `warm` + 1 bytes that are only read."""
+    """Scores the bytes `first` to `end` of the test, after reading `warm` + 1 bytes that are not scored."""
 
     first: int
     end: int
@@ -30,26 +30,26 @@ class Reading:
 
     @property
     def length(self) -> int:
-        """How many bytes are read."""
+        """The number of bytes that are read."""
         return self.warm + self.end - self.first
 
 
 def windows(num_bytes: int, context: int) -> list[Reading]:
-    """For models that see one context and nothing before it: its second half is scored, then it moves on."""
+    """For models with a fixed context: a sliding window, of which the second half is scored."""
     half = context // 2
     stride = context - half
     return [Reading(first, min(first + stride, num_bytes), half) for first in range(0, num_bytes, stride)]
 
 
 def streams(num_bytes: int, lanes: int, warm: int) -> list[Reading]:
-    """For models that carry a state: stretches of text, each after a state warmed on what is before."""
+    """For models with carried state: contiguous pieces, each read after `warm` bytes before it."""
     lanes = min(lanes, num_bytes)
     edges = [num_bytes * lane // lanes for lane in range(lanes + 1)]
     return [Reading(first, end, warm) for first, end in itertools.pairwise(edges)]
 
 
 def check_reach(readings: list[Reading], bytes_before: int) -> int:
-    """How many bytes before the test are read; there must be as many."""
+    """The number of bytes read before the test; `UserError` if there are fewer."""
     reach = max(reading.warm for reading in readings) + 1
     if bytes_before < reach:
         raise UserError(f"{reach:,} bytes must come before the test, not {bytes_before:,}: use more text")
@@ -67,7 +67,7 @@ def nats(
     block_length: int,
     device: torch.device,
 ) -> float:
-    """The sum over all bytes of `test`, a text that `before` precedes."""
+    """The sum over all bytes of `test`, which follows the text `before`."""
     reach = check_reach(readings, len(before))
     text = np.concatenate([before[len(before) - reach :], test])
     total = torch.zeros((), dtype=torch.float64, device=device)
@@ -83,7 +83,7 @@ def nats(
 
 
 def _alike(readings: list[Reading], most: int) -> Iterator[list[Reading]]:
-    """In groups of one length."""
+    """Groups of readings of equal length, at most `most` each."""
     for _, alike in itertools.groupby(readings, key=lambda reading: (reading.warm, reading.length)):
         while group := list(itertools.islice(alike, most)):
             yield group

@@ -1,7 +1,8 @@
-"""x-transformers in a race: what a user would pick today. Needs `pip install x-transformers`.
+"""x-transformers as an entrant of a race. Needs `pip install x-transformers`.
 
-Twelve layers of 512 with rotary positions, gated feed-forward, RMS norms and flash attention; 32,768 bytes a
-step from random places, and the optimizer, rate and schedule of recipe gpt. Shapes: B windows, T context.
+Twelve layers of width 512 with RoPE, gated feed-forward, RMSNorm and flash attention. A step reads 32,768
+bytes from random positions. Optimizer, learning rate and schedule are those of recipe gpt. Shapes: B windows,
+T context.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from longspan.optim import done, fraction
 PREFIX = "x-transformers-"
 TOKENS_A_STEP = 32_768
 WARM_UPS = 5
-WAIT_EVERY = 20  # steps between two waits for the device, so that the clock is not far from the truth
+WAIT_EVERY = 20  # steps between synchronisations with the device, so that the time is accurate
 SIZE = {"dim": 512, "depth": 12, "heads": 8}
 RATE = {"learning_rate": 1e-3, "warmup_steps": 200, "schedule": "cosine", "final_fraction": 0.1}
 
 
 def context_of(name: str) -> int:
-    """The context that an entrant asks for."""
+    """The context length in the name of an entrant."""
     context = name.removeprefix(PREFIX)
     if not context.isdecimal() or int(context) < 2:
         raise UserError(f"'{name}' needs a context, as in {PREFIX}1024")
@@ -44,14 +45,14 @@ def build(context: int, **size: int) -> torch.nn.Module:
 
     layers = Decoder(
         **size, ff_mult=3, rotary_pos_emb=True, ff_glu=True, attn_flash=True, use_rmsnorm=True
-    )  # 3 instead of 4: a gated layer has three matrices
+    )  # 3 instead of 4, because a gated layer has three matrices
     return TransformerWrapper(num_tokens=256, max_seq_len=context, attn_layers=layers)
 
 
 def run(
     context: int, corpus: TokenizedCorpus, *, seconds: float, seed: int, device: torch.device, **size: int
 ) -> dict[str, Any]:
-    """Train for so long, score, and say what came of it."""
+    """Train for this many seconds, score, and return the results."""
     torch.manual_seed(seed)
     model = build(context, **(SIZE | size)).to(device)
     spent, tokens = _train(model, context, corpus.splits["train"].tokens, seconds, seed, device)
@@ -95,7 +96,7 @@ def _train(
             logits = read(tokens[:, :-1])
         F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
 
-    for _ in range(WARM_UPS):  # nothing moves
+    for _ in range(WARM_UPS):  # without updates
         gradients()
         optimizer.zero_grad()
     _wait(device)

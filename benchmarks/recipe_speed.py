@@ -1,15 +1,15 @@
-"""How fast do recipes train as they ship? The real training loop, with the speed that the run itself reports.
+"""Measures the training speed of recipes with their default options, in the real training loop.
 
     python benchmarks/recipe_speed.py enwik8 txl-enwik8 ... --data TEXT [--seconds 20] [--json FILE]
 
-Every recipe is trained by `longspan train RECIPE --data TEXT` in a process of its own, with no other option
-but those given after the recipes (dotted, written with "="), until it has logged for `--seconds` after its
-warm-up. Then it is stopped. A logged line counts the tokens and the time of the 50 steps before it; steps
-follow each other without a wait, and evaluations are not counted. Reported is the median of the lines after
-the warm-up, in which code is compiled. One JSON line per recipe.
+Every recipe is trained by `longspan train RECIPE --data TEXT` in a separate process. The only other options
+are the dotted ones given after the recipes, written with "=". The run is stopped when it has logged for
+`--seconds` after its warm-up. A logged line has the speed over the steps since the previous line: steps run
+back to back, and evaluations are not counted. The median of the lines after the warm-up, in which code is
+compiled, is reported. Prints one JSON line per recipe.
 
 Needs what `longspan train` imports: torch, triton, numpy, safetensors, tomli-w, rich, tensorboard, pooch, and
-for recipes of words and pieces sentencepiece or tokenizers.
+for recipes with word or subword tokenizers sentencepiece or tokenizers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, dotted = _parser().parse_known_args(argv)
     wrong = [word for word in dotted if not word.startswith("--") or "." not in word or "=" not in word]
     if wrong:
-        raise SystemExit(f"recipe_speed: '{wrong[0]}' is no option: options look like --training.seed=2")
+        raise SystemExit(f"recipe_speed: '{wrong[0]}' is not an option: options look like --training.seed=2")
     if not args.data.exists():
         raise SystemExit(f"recipe_speed: there is no file or folder {args.data}")
     if args.json is not None and args.json.exists():
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measured(recipe: str, dotted: list[str], args: argparse.Namespace) -> dict[str, Any]:
-    """Train, watch the metrics, stop, and say how fast it was."""
+    """Train, watch the metrics, stop the run, and return its speed."""
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory(prefix="longspan-speed-") as place:
         run, log = Path(place) / "run", Path(place) / "log"
@@ -98,7 +98,7 @@ def measured(recipe: str, dotted: list[str], args: argparse.Namespace) -> dict[s
 
 
 def _wait(process: subprocess.Popen[bytes], metrics: Path, args: argparse.Namespace) -> None:
-    """Until enough is logged after the warm-up, the run ends, or it takes too long."""
+    """Wait until enough is logged after the warm-up, the run ends, or `--patience` is over."""
     deadline = time.monotonic() + args.patience
     while process.poll() is None and time.monotonic() < deadline:
         lines = _lines(metrics)
@@ -109,7 +109,7 @@ def _wait(process: subprocess.Popen[bytes], metrics: Path, args: argparse.Namesp
 
 
 def _lines(metrics: Path) -> list[dict[str, Any]]:
-    """The whole lines of training that are there."""
+    """The complete lines of training metrics so far."""
     if not metrics.is_file():
         return []
     text = metrics.read_text(encoding="utf-8")
@@ -123,9 +123,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="names or TOML files")
     parser.add_argument("--data", type=Path, required=True, help="a text file or a folder")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of training that count (default: 20)")
-    parser.add_argument("--warm-up", type=int, default=2, help="logged lines that do not count (default: 2)")
-    parser.add_argument("--patience", type=float, default=240.0, help="most seconds a recipe (default: 240)")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="seconds of training to measure (default: 20)"
+    )
+    parser.add_argument("--warm-up", type=int, default=2, help="logged lines to skip (default: 2)")
+    parser.add_argument(
+        "--patience", type=float, default=240.0, help="most seconds per recipe (default: 240)"
+    )
     parser.add_argument("--json", type=Path, help="also write the lines to a new file")
     return parser
 

@@ -1,12 +1,12 @@
-"""Does a step cost what the heads look at? Step time over the span, and the price of a single long head.
+"""Measures how step time depends on spans, and the cost of a single long head.
 
     python benchmarks/span_cost.py --out FOLDER [--recipe enwik8] [--batch-size 64] [--block-length 512]
                                    [--precision bf16] [--device auto] [--steps 20]
 
-Training steps, optimizer included, by the path that training takes (on a GPU compiled), with the clock of
-`longspan bench`:
-- with all heads at 16, 64, 256 ... tokens up to the limit, and without attention: everything else is done
-  (projections of queries, keys and values, memory, feed-forward, head), and every value stays where it is;
+Training steps with optimizer, on the path that training uses (on a GPU compiled), timed by `longspan.bench`:
+- with all heads at 16, 64, 256 ... tokens up to the limit;
+- without attention: everything else is computed (projections of queries, keys and values, memory,
+  feed-forward, head), and each position gets its own value vector;
 - with the spans of `longspan bench --spans profile`, but one head of the last layer at half the limit, and at
   the limit.
 FOLDER gets span_cost.json and span_cost.png.
@@ -42,7 +42,7 @@ from longspan.runs.environment import environment
 
 
 def values_pass(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, **_: Any) -> Tensor:
-    """In place of attention: no scores, no sums."""
+    """Replaces attention: no scores, no sums."""
     return v_BHTK
 
 
@@ -51,7 +51,7 @@ def without_attention() -> AbstractContextManager[Any]:
 
 
 class Stopwatch:
-    """Median seconds of a step with given spans, of one model that is compiled once."""
+    """Median seconds of a step with given spans; the model is compiled once."""
 
     def __init__(self, config: RunConfig, device: torch.device, steps: int) -> None:
         self.config, self.device, self.steps = config, device, steps
@@ -67,7 +67,7 @@ class Stopwatch:
             self.model.compile()
 
     def seconds(self, spans_LH: Sequence[Sequence[int]], around: AbstractContextManager[Any]) -> float:
-        gc.collect()  # of what was recorded for other spans
+        gc.collect()  # frees graphs captured for other spans
         set_spans(self.model, spans_LH)
         step = Training(self.model, self.config, self.fast).step
         with around:

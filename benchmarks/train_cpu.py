@@ -1,13 +1,13 @@
-"""Training speed on the CPU: each head pays for its own span, against all heads padded to the longest.
+"""Training speed on the CPU: each head over its own window, compared with all heads padded to the longest.
 
     python benchmarks/train_cpu.py [--steps N] [--json FILE]
 
-The shape is recipe enwik8-small (6.5M parameters) with batch 16 and block 256, in float32. Spans are set to
-what such models learn: 8 to 100 tokens, and one long head (200 to 650) in each upper layer. The baseline
-does the same mathematics in the original code's sequence of operations: memory and block are projected
-together by torch's own linear layers, heads padded. (`longspan bench` pads heads too, but shares all the
-rest with the path it compares.) Both models first have to agree on outputs and gradients; then their steps
-are timed in turns, optimizer included, and the medians are compared.
+The model is recipe enwik8-small (6.5M parameters) with batch 16 and block 256, in float32. Spans are set to
+typical learned values: 8 to 100 tokens, and one long head (200 to 650) in each upper layer. The baseline
+computes the same with the original code's sequence of operations: memory and block are projected together by
+torch's own linear layers, heads are padded. (The reference path of `longspan bench` pads heads too, but is
+otherwise the same as its fast path.) Outputs and gradients of both models are compared first. Then their
+steps, with optimizer, are timed in turns, and the medians are compared.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BATCH, BLOCK, VOCABULARY = 16, 256, 205
 
 
 class PaddedAttention(Attention):
-    """The original's way: every head computes the layer's longest window, for all T x (T + W) pairs.
+    """As in the original code: every head computes the layer's longest window, for all T x (T + W) pairs.
 
     Shapes: as in longspan.layers.attention, and N = B x H (heads count as batch), W the layer's window.
     """
@@ -67,7 +67,7 @@ class PaddedAttention(Attention):
 
 
 class PlainFeedForward(FeedForward):
-    """Linear, relu, linear, as torch has them."""
+    """Linear, relu, linear with torch's own operations."""
 
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         inner = torch.relu(F.linear(h_BTD, self.expand.weight, self.expand.bias))
@@ -85,14 +85,14 @@ def by_distance(table_NTS: Tensor) -> Tensor:
 
 
 def by_key(table_NTW: Tensor) -> Tensor:
-    """The way back: zeros where a query does not look."""
+    """The inverse of `by_distance`, with zeros where a query does not attend."""
     block, window = table_NTW.shape[-2:]
     flat = F.pad(table_NTW, (0, block + 1)).flatten(-2)[..., :-block]
     return flat.unflatten(-1, (block, window + block))
 
 
 def learned_spans(num_layers: int, num_heads: int) -> list[list[int]]:
-    """Tokens per head: short ones spread over 8 to 100, one of 200 to 650 in each layer of the upper half."""
+    """Tokens per head: short spans over 8 to 100, and one of 200 to 650 in each layer of the upper half."""
     spans = [[8 + (37 * layer + 29 * head) % 93 for head in range(num_heads)] for layer in range(num_layers)]
     upper = num_layers // 2
     for layer in range(upper, num_layers):
@@ -125,7 +125,7 @@ class Training:
 
     def __init__(self, model: LanguageModel, batch: int = BATCH) -> None:
         self.model, self.batch = model, batch
-        # A rate of zero: all the work of an update, and spans that stay where they were set.
+        # With a rate of 0 an update does all its work, but spans stay as they were set.
         self.optimizer = Adagrad(model.parameters(), lr=0.0, clip=0.03)
         self.state: State = model.initial_state(batch)
         self.generator = torch.Generator().manual_seed(1)
@@ -145,8 +145,8 @@ class Training:
 def check_agreement() -> dict[str, float]:
     """The largest difference of any gradient over four blocks, relative to the size of that gradient.
 
-    In float64 only the epsilon of the renormalisation separates the two. In float32, which is timed, rounding
-    flips a relu now and then.
+    In float64 the two differ only by the epsilon of the renormalisation. In float32, which is timed, rounding
+    sometimes flips a relu.
     """
     return {"float64": _difference(torch.float64, 1e-4), "float32": _difference(torch.float32, 1e-3)}
 
@@ -176,7 +176,7 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=10, help="timed steps of each model")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     if min(options.steps, options.threads) < 1:
         parser.error("--steps and --threads must be at least 1")

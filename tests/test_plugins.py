@@ -653,7 +653,7 @@ class TestRegistering:
             match="LstmConfig is already the configuration class of the architecture 'lstm': derive",
         ):
             longspan.register_architecture("other", my_lstm.LstmConfig, my_lstm.LstmModel)
-        with pytest.raises(UserError, match="the block 'c' is registered already"):
+        with pytest.raises(UserError, match="the block 'c' is already registered"):
             longspan.register_block("c", "count", lambda model, options: None)
 
     @pytest.mark.parametrize(

@@ -184,9 +184,9 @@ def test_a_race(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) 
     [
         (["gpt", "quickstart", "--name=same"], "two entrants would write"),
         (["gpt", "--stage.0.steps=many"], "stage.0.steps"),
-        (["gpt", "--training.seed=7"], "--training.seed is for the race to decide"),
-        (["gpt", "--data.tokenizr=word"], "--data.tokenizr is for the race to decide"),
-        (["gpt", "--stage.0.max-seconds=9"], "is for the race to decide"),
+        (["gpt", "--training.seed=7"], "--training.seed is set by the race"),
+        (["gpt", "--data.tokenizr=word"], "--data.tokenizr is set by the race"),
+        (["gpt", "--stage.0.max-seconds=9"], "is set by the race"),
         (["gpt", "--model.context=9000"], "4,501 bytes must come before the test"),
         (["gpt", "--bytes", "-1"], "--bytes must be at least 1"),
     ],
@@ -230,7 +230,10 @@ def test_stopped_by_hand_it_says_so(
 
     monkeypatch.setattr(race, "train", stopped)
     assert run(tmp_path, "gpt", *TINY, "--model.context=16") == 130
-    assert capsys.readouterr().err.splitlines()[-1] == "race: stopped by SIGINT; what was training is lost"
+    assert (
+        capsys.readouterr().err.splitlines()[-1]
+        == "race: stopped by SIGINT; the training in progress is lost"
+    )
 
 
 def test_lanes_that_were_warmed_are_worth_one_long_reading() -> None:

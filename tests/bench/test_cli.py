@@ -31,7 +31,7 @@ def test_a_table_and_all_figures(tmp_path, capsys):
     assert [row[row.index("profile") + 1] for row in rows] == ["reference", "fast"]
     assert "times as fast as the reference path" in shown.out
     assert "quickstart: decodes" in shown.out
-    assert "do the paths agree?" in shown.err
+    assert "comparing the paths" in shown.err
     report = json.loads((tmp_path / "out/figures.json").read_text())
     assert report["environment"]["device"] == "cpu"
     (figures,) = report["figures"]

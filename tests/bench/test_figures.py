@@ -123,7 +123,7 @@ def test_a_profile_rises_where_limits_do():
 
 
 def test_spans_beyond_a_limit_are_refused():
-    with pytest.raises(UserError, match=r"beyond the limits of the heads, \(64, 512\)"):
+    with pytest.raises(UserError, match=r"exceed the limits of the heads, \(64, 512\)"):
         set_spans(build(tiny(limit_shortest=64), 11), [[65, 100], [8, 8]])
 
 

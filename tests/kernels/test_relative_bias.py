@@ -16,7 +16,7 @@ COLUMNS = [24 + 8, 24 + 8, 72 + 8]  # rounded up to 8, and 8 more
 
 
 def places(block: int, length: int, first_distance: int) -> list[tuple[int, int, int, int, int, int]]:
-    """OutputHead, text, query, its row, a column, and the row of the position keys that belongs there."""
+    """Head, text, query, its row, a column, and the row of the position keys that belongs there."""
     rows = -(-block // 8) * 8
     found = []
     for head, columns in enumerate(COLUMNS):

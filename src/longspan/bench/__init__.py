@@ -1,4 +1,4 @@
-"""How fast this machine trains and decodes a model, next to what the same machine could do."""
+"""Training and decoding speed of a model on this machine, compared with the machine's limits."""
 
 from longspan.bench.figures import Figures
 from longspan.bench.measure import Bench

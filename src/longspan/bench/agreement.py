@@ -1,8 +1,8 @@
-"""Do two paths compute the same? Before that is known, their speeds mean nothing.
+"""Checks that the fast path computes the same as the reference path, before their speeds are compared.
 
-Both read the same small block from the same state, without dropout, and their hidden states and gradients
-are held against those of the reference path in float64. Rounding sets the measure: the fast path may be as
-far from them as the precision allows, or a few times as far as the reference path itself.
+Both read the same small block from the same state, without dropout. Hidden states and gradients are compared
+with those of the reference path in float64. The error of the fast path may be as large as the precision
+allows, or a few times that of the reference path in the same precision.
 Shapes: B batch, T block.
 """
 
@@ -25,15 +25,14 @@ from longspan.training.graphs import STEADY, CapturedModel
 
 BATCH, BLOCK = 2, 64
 TOLERANCE = {"float32": 1e-3, "bf16": 5e-2, "fp16": 2e-2}
-LENIENCE = 3  # times the error of the reference path, where that is the larger: two roundings, by chance
-NEGLIGIBLE = (
-    1e-5  # of the longest gradient: what is shorter is measured by this, since it may be all rounding
-)
+LENIENCE = 3  # times the error of the reference path, if that is larger: rounding errors vary by chance
+# Times the largest norm: errors of smaller tensors are relative to this, since they may be all rounding.
+NEGLIGIBLE = 1e-5
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Where the fast path is furthest from the exact result, and how far, relative to its length."""
+    """The tensor with the largest error of the fast path, relative to the norm of the exact result."""
 
     tensor: str
     error: float
@@ -43,7 +42,7 @@ class Agreement:
 def check_agreement(
     model: LanguageModel, reference: Way, fast: Way, *, precision: Precision, block_length: int, name: str
 ) -> Agreement:
-    """A `UserError` if the outputs or a gradient of the fast path are not those of the reference path."""
+    """Raise `UserError` if the outputs or a gradient of the fast path differ from the reference path."""
     model = copy.deepcopy(model)
     _without_dropout(model)
     device = next(model.parameters()).device
@@ -57,8 +56,8 @@ def check_agreement(
     worst = _furthest(exact, found[reference.name], found[fast.name], TOLERANCE[precision])
     if not worst.error <= worst.allowed:
         raise UserError(
-            f"{name}: the fast path disagrees with the reference path, {worst.tensor} is off by "
-            f"{worst.error:.1e} of its size, more than {worst.allowed:.1e}: its speed would mean nothing"
+            f"{name}: the fast path disagrees with the reference path: {worst.tensor} has a relative error "
+            f"of {worst.error:.1e}, allowed is {worst.allowed:.1e}; no speed is reported"
         )
     return worst
 
@@ -66,14 +65,14 @@ def check_agreement(
 def _furthest(
     exact: Mapping[str, Tensor], reference: Mapping[str, Tensor], fast: Mapping[str, Tensor], tolerance: float
 ) -> Agreement:
-    """The tensor that is furthest from what is allowed for it."""
+    """The tensor with the largest ratio of error to allowed error."""
     negligible = NEGLIGIBLE * max(tensor.norm().item() for tensor in exact.values())
     found = []
     for name, tensor in exact.items():
         size = max(tensor.norm().item(), negligible)
         by_reference, by_fast = ((x[name].double() - tensor).norm().item() / size for x in (reference, fast))
         found.append(Agreement(name, by_fast, max(tolerance, LENIENCE * by_reference)))
-    # What is not a number is further off than any number.
+    # NaN counts as the largest error.
     return max(found, key=lambda one: one.error / one.allowed if one.error == one.error else float("inf"))
 
 
@@ -81,10 +80,10 @@ def _results(
     model: LanguageModel, way: Way, block_BT: Tensor, state: State, precision: Precision
 ) -> dict[str, Tensor]:
     """Hidden states and every gradient of the summed loss."""
-    recorded = CapturedModel(model) if way.recorded else None
-    for _ in range(STEADY + 1 if recorded else 1):  # the last is a replay
+    captured = CapturedModel(model) if way.captured else None
+    for _ in range(STEADY + 1 if captured else 1):  # the last is a replay
         model.zero_grad()
-        hidden_BTD = _there_and_back(recorded or model, way, block_BT, state, precision)
+        hidden_BTD = _forward_and_backward(captured or model, way, block_BT, state, precision)
     gradients = {
         f"the gradient of {name}": parameter.grad.clone()
         for name, parameter in model.named_parameters()
@@ -93,10 +92,10 @@ def _results(
     return {"the output": hidden_BTD, **gradients}
 
 
-def _there_and_back(
+def _forward_and_backward(
     model: LanguageModel | CapturedModel, way: Way, block_BT: Tensor, state: State, precision: Precision
 ) -> Tensor:
-    """Hidden states. Nothing here keeps a graph: torch could not record while the one before is alive."""
+    """Hidden states. No autograd graph is kept: a live one would prevent the next capture."""
     cast = autocast(block_BT.device, precision)
     if isinstance(model, CapturedModel):
         hidden_BTD, _ = model(block_BT[:, :-1], state, cast)
@@ -119,7 +118,7 @@ def _without_dropout(model: nn.Module) -> None:
 
 
 def _noise(state: State, generator: torch.Generator) -> State:
-    """As if much had been read: all that is remembered is there to be seen."""
+    """Random values, so that all of the memory is filled and visible."""
 
     def fill(leaf: Tensor) -> Tensor:
         if not leaf.is_floating_point():

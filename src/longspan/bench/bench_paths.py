@@ -1,4 +1,4 @@
-"""The two ways of a training step that are set side by side."""
+"""The two paths of a training step that are compared: reference and fast."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from longspan.models import LanguageModel
 
 @dataclass(frozen=True)
 class Way:
-    """Which path operations take, and whether the passes through the model are recorded."""
+    """Which backend operations use, and whether forward and backward pass are captured as CUDA graphs."""
 
     name: Literal["reference", "fast"]
     means: str
     path: Path | None = None
-    recorded: bool = False
+    captured: bool = False
 
     def taken(self) -> AbstractContextManager[None]:
-        """Inside, models compute this way."""
+        """Inside, models use this path."""
         return forced(self.path)
 
 
 def ways_for(model: LanguageModel, device: torch.device) -> list[Way]:
-    """The reference path and then the fast path, which is what `longspan train` takes.
+    """The reference path and the fast path, which `longspan train` uses.
 
-    There is only the latter where the two are one: on a CPU they differ in the attention to spans alone.
+    Only the fast path if the two are the same: on a CPU they differ only in span attention.
     """
     if device.type == "cuda":
         return [
             Way("reference", "plain torch, every operation launched", "eager"),
-            Way("fast", "kernels of our own, passes through the model recorded and replayed", recorded=True),
+            Way("fast", "fused kernels, forward and backward pass replayed as CUDA graphs", captured=True),
         ]
     if not any(isinstance(module, Attention) for module in model.modules()):
-        return [Way("fast", "the only one, without attention to spans")]
+        return [Way("fast", "the only path: the model has no span attention")]
     return [
-        Way("reference", "all heads of a layer padded to its longest", "padded"),
-        Way("fast", "every head as far as it looks"),
+        Way("reference", "all heads of a layer padded to its longest window", "padded"),
+        Way("fast", "every head over its own window"),
     ]

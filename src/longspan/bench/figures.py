@@ -1,4 +1,4 @@
-"""What a benchmark reports, and how every number of it is computed."""
+"""What a benchmark reports, and how each number is computed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from longspan.bench.agreement import Agreement
 
-BACKWARD_TOO = 3  # each product of the forward pass has two in the backward pass
+BACKWARD_TOO = 3  # each matrix product of the forward pass has two in the backward pass
 
 
 @dataclass(frozen=True)
 class Work:
-    """One training step, in tokens and in the FLOPs that it needs, and what the machine could do."""
+    """The tokens and FLOPs of one training step, and the speed of matrix products on this machine."""
 
     tokens: int
     flops_per_token_forward: float
@@ -21,13 +21,13 @@ class Work:
 
     @property
     def flops(self) -> float:
-        """Forward and backward: of matrix products over every head's own window, however it is computed."""
+        """Of forward and backward pass: matrix products over every head's own window, on any path."""
         return BACKWARD_TOO * self.flops_per_token_forward * self.tokens
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Timed training steps of one path; `peak_memory_bytes` is None where the system does not tell."""
+    """Timed training steps of one path; `peak_memory_bytes` is None if it cannot be measured."""
 
     path: str
     means: str
@@ -42,13 +42,13 @@ class Steps:
         return work.tokens / self.median_seconds
 
     def share_of_matrix_rate(self, work: Work) -> float:
-        """The FLOPs that a step needs, by those that matrix products alone would have done in its time."""
+        """FLOPs of a step, divided by the FLOPs that matrix products alone would do in the same time."""
         return work.flops / self.median_seconds / work.matrix_flops_per_second
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """Single tokens of one text, and the time to read all weights once."""
+    """Times of single tokens of one text, and the time to read all weights once."""
 
     seconds: list[float]
     reading_seconds: float
@@ -85,7 +85,7 @@ class Figures:
 
     @property
     def speedup(self) -> float | None:
-        """Of the fast path over the reference path."""
+        """Speed of the fast path divided by that of the reference path."""
         if len(self.steps) < 2:
             return None
         reference, fast = self.steps

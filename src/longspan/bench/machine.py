@@ -1,4 +1,4 @@
-"""What the machine can do: time, memory, precision, matrix products, reading."""
+"""Measures the machine: time, memory, speed of matrix products, memory bandwidth."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from longspan.config.training import Precision
 
 _DTYPE = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SIDE = {"cpu": 2048, "cuda": 8192}
-_SIDE_OF_HALVES_ON_CPU = 512  # few CPUs have instructions for fp16: without, larger ones take a minute
+_SIDE_OF_HALVES_ON_CPU = 512  # few CPUs have fp16 instructions: without them, larger products take a minute
 _PRODUCTS, _PASSES = 10, 20
 
 
 def seconds_of(work: Callable[[], object], device: torch.device, *, times: int, warm_ups: int) -> list[float]:
-    """How long each of `times` runs took, after some that do not count.
+    """Seconds of each of `times` runs, after `warm_ups` that do not count.
 
-    On a GPU nobody waits between runs, as nobody does in training: what the host does while the device still
-    has work takes no time. A run lasts from when the device is done with the one before to when it is done
-    with this one.
+    On a GPU runs are back to back, as in training: the host does not synchronise between them, and its work
+    is hidden while the device is busy. The time of a run is measured on the device, from the end of the
+    previous run to its own end.
     """
     for _ in range(warm_ups):
         work()
     if device.type == "cuda":
-        return _seconds_in_a_row(work, torch.cuda.current_stream(device), times)
+        return _seconds_back_to_back(work, torch.cuda.current_stream(device), times)
     seconds = []
     for _ in range(times):
         start = time.perf_counter()
@@ -41,7 +41,7 @@ def seconds_of(work: Callable[[], object], device: torch.device, *, times: int, 
     return seconds
 
 
-def _seconds_in_a_row(work: Callable[[], object], stream: torch.cuda.Stream, times: int) -> list[float]:
+def _seconds_back_to_back(work: Callable[[], object], stream: torch.cuda.Stream, times: int) -> list[float]:
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
     marks[0].record(stream)
     for mark in marks[1:]:
@@ -56,9 +56,9 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
 
 
 def matrix_rate(device: torch.device, precision: Precision) -> float:
-    """FLOPs per second of large square matrix products with torch's present settings, by the fastest of them.
+    """FLOPs per second of large square matrix products, with torch's current settings.
 
-    What a machine can do is what it does when nothing else keeps it busy.
+    The fastest of several runs counts: it is the least disturbed by other work on the machine.
     """
     side = _SIDE.get(device.type, _SIDE["cpu"])
     if device.type == "cpu" and precision == "fp16":
@@ -69,16 +69,16 @@ def matrix_rate(device: torch.device, precision: Precision) -> float:
 
 
 def reading_seconds(tensors: list[Tensor]) -> float:
-    """How long it takes at best to read all these tensors once, as one array, for its largest value."""
+    """The shortest time to read all these tensors once: the maximum over one contiguous array."""
     flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
     return min(seconds_of(flat.amax, flat.device, times=_PASSES, warm_ups=3))
 
 
 def watch_memory(device: torch.device) -> Callable[[], int | None]:
-    """From now on; what is returned tells the most bytes held at any time beyond those held now.
+    """Start measuring; the returned function gives the peak bytes held since, beyond those held now.
 
-    On a GPU it is what torch has reserved: a recorded step keeps its memory between replays, when few tensors
-    in it are alive to be counted. On a CPU it is the memory of the process, which only Linux tells.
+    On a GPU this is memory reserved by torch: a captured step keeps its memory between replays, when few of
+    its tensors are alive. On a CPU it is the memory of the process, which only Linux reports.
     """
     gc.collect()
     if device.type == "cuda":
@@ -89,9 +89,9 @@ def watch_memory(device: torch.device) -> Callable[[], int | None]:
     if device.type != "cpu" or not sys.platform.startswith("linux"):
         return lambda: None
     try:
-        # What was freed is given back: the process would seem to need less when it takes that again.
+        # Return freed memory to the system: otherwise its reuse would not show up in the peak.
         ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     except (OSError, AttributeError):
         return lambda: None
     resident = _process_bytes("VmRSS")

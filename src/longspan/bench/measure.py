@@ -1,4 +1,4 @@
-"""From a recipe to its figures."""
+"""Measures a recipe."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from longspan.runs.auto_options import resolved
 from longspan.training.graphs import STEADY
 
 DECODED, DECODING_WARM_UPS = 100, 10
-WARM_UPS = {"cpu": 2, "cuda": STEADY + 3}  # on a GPU steps are recorded on the way
+WARM_UPS = {"cpu": 2, "cuda": STEADY + 3}  # on a GPU this includes graph capture
 
 
 class Bench:
-    """One recipe on one device, with learned spans as it begins or as `span_profile` has them.
+    """One recipe on one device, with learned spans at their initial values or as in `span_profile`.
 
-    `say` hears what goes on.
+    `say` is called with progress messages.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class Bench:
         say: Callable[[str], None] = print,
     ) -> None:
         if not config.stage:
-            raise UserError(f"{config.name} has no [[stage]]: nothing says which optimizer moves the weights")
+            raise UserError(f"{config.name} has no [[stage]]: add one, which names the optimizer")
         self.config = resolved(config, device)  # as `longspan train` would run it here
         self.vocabulary_size, self.device = vocabulary_size, device
         self.spans, self.say = spans, say
 
     def check(self) -> Agreement | None:
-        """A `UserError` if the two paths disagree; None where there is only one."""
+        """Raise `UserError` if the two paths disagree; None if there is only one."""
         model = self._model()
         ways = ways_for(model, self.device)
         if len(ways) < 2:
             return None
-        self.say(f"{self.config.name}: do the paths agree?")
+        self.say(f"{self.config.name}: comparing the paths")
         training = self.config.training
         return check_agreement(
             model,
@@ -105,7 +105,7 @@ class Bench:
         peak = watch_memory(self.device)
         try:
             model, fallback = self._model(), CompileFallback(enabled=self.config.training.compile is True)
-            with way.taken():  # what kernels do is not compiled
+            with way.taken():  # decides what is compiled: operations with a kernel are not
                 fallback.compile(model.compile)
             step = Training(model, self.config, way, fallback).step
             warm_ups = WARM_UPS.get(self.device.type, WARM_UPS["cpu"])
@@ -113,7 +113,7 @@ class Bench:
         except torch.OutOfMemoryError:
             raise UserError(
                 f"{self.config.name}: the {way.name} path needs more memory than {self.device} has: "
-                "give a smaller --batch-size"
+                "use a smaller --batch-size"
             ) from None
         return Steps(way.name, way.means, seconds, peak())
 
@@ -123,6 +123,6 @@ class Bench:
         floor = reading_seconds(list(model.parameters()))
         told = []
         for _ in generate(model, [0], tokens=DECODING_WARM_UPS + DECODED, temperature=0.0):
-            told.append(time.perf_counter())  # a token that is known has been computed: nothing to wait for
+            told.append(time.perf_counter())  # the token is on the host: no synchronisation needed
         seconds = [after - before for before, after in itertools.pairwise(told)]
         return Decoding(seconds[-DECODED:], floor)

@@ -1,4 +1,4 @@
-"""Spans as training leaves them, so that a model with fresh weights costs what a trained one does."""
+"""Typical learned spans, so that a model with initial weights costs as much as a trained one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from longspan.models import LanguageModel
 
 
 def span_profile(num_layers: int, num_heads: int, limit: int) -> list[list[int]]:
-    """Tokens per layer and head, the ramp not included: most heads look near, a few of the upper ones far.
+    """Tokens per layer and head, without the ramp: most spans are short, a few of the upper layers long.
 
-    Short ones are spread over 8 to 120. In the upper half head 0 has 600, 1100, 1600 ... tokens, and head 1
-    of the last two layers 5000, or the limit where that is less.
+    Short spans are spread over 8 to 120. In the upper half of the layers head 0 has 600, 1100, 1600 ...
+    tokens. Head 1 of the last two layers has 5000. No span exceeds the limit.
     """
     spans = [[8 + (37 * layer + 29 * head) % 113 for head in range(num_heads)] for layer in range(num_layers)]
     for above, layer in enumerate(range(num_layers // 2, num_layers)):
@@ -31,7 +31,7 @@ def learned_spans(model: LanguageModel) -> list[LearnedSpan]:
 
 
 def set_profile(model: LanguageModel, name: str) -> None:
-    """Set the learned spans of a model to `span_profile`; where limits rise, so do the spans of a layer."""
+    """Set the learned spans of a model to `span_profile`; if limits rise over the heads, so do the spans."""
     learned = learned_spans(model)
     if not learned:
         raise UserError(f"{name} has no learned spans: leave out '--spans profile'")
@@ -43,11 +43,11 @@ def set_profile(model: LanguageModel, name: str) -> None:
 
 
 def set_spans(model: LanguageModel, spans_LH: Sequence[Sequence[int]]) -> None:
-    """Give every layer's heads these spans in tokens; heads that share one get the longest."""
+    """Set the spans of every layer's heads, in tokens; heads that share a span get the longest."""
     with torch.no_grad():
         for span, tokens in zip(learned_spans(model), spans_LH, strict=True):
             if any(own > limit for own, limit in zip(tokens, span.limits, strict=True)):
-                raise UserError(f"spans of {list(tokens)} are beyond the limits of the heads, {span.limits}")
+                raise UserError(f"spans of {list(tokens)} exceed the limits of the heads, {span.limits}")
             fractions_H = torch.tensor(tokens) / torch.tensor(span.limits)
             shared = span.fraction_H.numel() == 1
             span.fraction_H.copy_(fractions_H.amax(0, keepdim=True) if shared else fractions_H)

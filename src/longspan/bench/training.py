@@ -15,7 +15,7 @@ from longspan.training.step import Updater
 
 
 class LaunchedUpdater(Updater):
-    """Launches every operation of every step, wherever it runs."""
+    """Launches every operation of every step, also on a GPU."""
 
     def _read(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
         with self._autocast():
@@ -24,15 +24,15 @@ class LaunchedUpdater(Updater):
 
 
 class Training:
-    """Steps as a recipe trains, one way, with the state carried from each to the next."""
+    """Training steps of a recipe on one path, with carried state."""
 
     def __init__(
         self, model: LanguageModel, config: RunConfig, way: Way, fallback: CompileFallback | None = None
     ) -> None:
-        """`fallback` is that of a compiled model."""
+        """`fallback` is the `CompileFallback` of a compiled model."""
         training, self._stage = config.training, config.stage[0]
         fallback = fallback or CompileFallback(enabled=training.compile is True)
-        kind = Updater if way.recorded else LaunchedUpdater
+        kind = Updater if way.captured else LaunchedUpdater
         self.way = way
         self.updater = kind(
             model,
@@ -42,7 +42,7 @@ class Training:
         )
         self.optimizers = build_optimizers(model, self._stage)
         compile_updates(self.optimizers, fallback)
-        # All the work of an update, and spans that stay where they were set.
+        # With a rate of 0 an update does all its work, but spans stay as they were set.
         set_rate(self.optimizers, 0.0)
         self.state = model.initial_state(training.batch_size)
         self._generator = torch.Generator().manual_seed(1)
@@ -50,7 +50,7 @@ class Training:
 
     def step(self) -> Tensor:
         tokens = torch.randint(self.updater.model.vocabulary_size, self._shape, generator=self._generator)
-        # Adagrad clips every tensor by itself.
+        # Adagrad clips each tensor itself.
         clip_norm = 0.0 if self._stage.optimizer == "adagrad" else self._stage.clip_norm
         with self.way.taken():
             nats, self.state = self.updater.update(
