@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CHECKED := src tests benchmarks
+CHECKED := src tests benchmarks examples
 COMPILED := $(wildcard src/longspan/kernels/*/*.cpp src/longspan/kernels/*/*/*.cu* tests/kernels/*/*.hpp)
 
 .PHONY: train test lint clean
