@@ -22,19 +22,20 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 TESTS = [
-    "tests/kernels/test_door.py",
-    "tests/kernels/test_few_rows.py",
-    "tests/kernels/test_tables.py",
-    "tests/kernels/test_placing.py",
+    "tests/kernels/test_dispatch.py",
+    "tests/kernels/test_gemv.py",
+    "tests/kernels/test_relative_bias.py",
+    "tests/kernels/test_qk_norm_rope.py",
     "tests/kernels/test_post_norm.py",
     "tests/models/test_projections.py",
-    "tests/heads/test_scores.py",
-    "tests/training/test_ahead.py",
+    "tests/output/test_logits.py",
+    "tests/training/test_prefetch.py",
     "tests/training/test_modern_run.py",
-    "tests/kernels/test_fused.py",
+    "tests/kernels/test_span_attention_gpu.py",
     "tests/models/test_sha_rnn.py",
     "tests/training/test_graphs.py",
     "tests/training/test_gpu.py",
+    "tests/training/test_gpu_capture.py",
     "tests/using/test_generation.py",
     "tests/bench/test_cli.py",
 ]

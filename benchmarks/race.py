@@ -206,7 +206,7 @@ def _spans(model: LanguageModel) -> dict[str, Any]:
     spans_LH = seen["spans_LH"].float()
     return {
         "spans": {
-            "limit": int(seen["span_limit"]),
+            "limit": model.records()["spans"]["limit"],
             "mean": float(spans_LH.mean()),
             "longest": float(spans_LH.max()),
             "mean_of_layers": [round(mean, 1) for mean in spans_LH.mean(1).tolist()],

@@ -7,10 +7,14 @@ first imported, by whichever test comes first, so it is set for all; on the CPU 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from longspan import plugins, registry
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -30,3 +34,19 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def own_registry() -> Iterator[None]:
+    """What a test registers, and the modules it imports for that, are forgotten after it."""
+    tables = (registry.ARCHITECTURES, registry.BLOCKS, registry.TOKENIZERS, registry.CORPORA)
+    entries, modules = [dict(table.known()) for table in tables], set(sys.modules)
+    folders, loaded = set(plugins._run_folders), registry._entry_points_loaded
+    yield
+    for table, before in zip(tables, entries, strict=True):
+        added = [entry for name, entry in table._entries.items() if name not in before]
+        for entry in added:
+            if (module := getattr(entry.made_by, "__module__", None)) not in modules:
+                sys.modules.pop(module, None)
+        table._entries = before
+    plugins._run_folders, registry._entry_points_loaded = folders, loaded

@@ -10,10 +10,10 @@ import torch
 from longspan import recipes
 from longspan.cli.recipes import PUBLISHED
 from longspan.config import RunConfig, TransformerXLConfig, schema
-from longspan.data import corpora
 from longspan.data.tokenizers import check_settings
 from longspan.models import LanguageModel, build_run
 from longspan.optim import build_optimizers
+from longspan.registry import CORPORA
 
 BYTES = 256  # where the text decides the vocabulary and nobody has published what it decides
 
@@ -64,7 +64,7 @@ def test_it_survives_its_own_file(config: RunConfig) -> None:
 
 
 def test_its_text_is_known(config: RunConfig) -> None:
-    assert config.data.corpus in corpora.NAMED
+    assert config.data.corpus in CORPORA
     check_settings(config.data.tokenizer)
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from longspan.errors import UserError
-from longspan.models.stack import Stack
 from longspan.reading import TextState, begin
 
 if TYPE_CHECKING:
@@ -75,9 +74,10 @@ def generate_from(
 class Decoder:
     """Reads single tokens, one after another for each row of a batch, going on from a state.
 
-    Small operations would take longest, so a stack of blocks does as few as it can. On a GPU even those take
-    longer to launch than to compute: a step is recorded as a CUDA graph, and replayed for every further
-    token. Other models are read as always, and recorded once the shapes of their state stay the same.
+    Small operations take longest, so a model may have a step for single tokens, `step_from`. On a GPU even
+    its operations take longer to launch than to compute: a step is captured as a CUDA graph, and replayed for
+    every further token. A model without one is read by `forward`, and captured once the shapes of its state
+    stay the same.
     """
 
     def __init__(self, model: LanguageModel, state: State) -> None:
@@ -88,7 +88,7 @@ class Decoder:
         device = next(model.parameters()).device.type
         # Saves a tenth of the time on a CPU, at the price that nobody can change in place what comes out.
         self._without_gradients = torch.inference_mode if device == "cpu" else torch.no_grad
-        if isinstance(model, Stack) and not model.training and not torch.is_autocast_enabled(device):
+        if not model.training and not torch.is_autocast_enabled(device):
             with self._without_gradients():
                 self._step = model.step_from(state)
         if self._step is None:

@@ -22,6 +22,7 @@ from longspan.errors import UserError
 from longspan.generation import check_sampling, generate_from
 from longspan.models import LanguageModel, build_run
 from longspan.reading import TextState, begin, blocks, nats_of, read
+from longspan.registry import load_plugins
 from longspan.runs import RunFolder, checkpoint, pick_device
 from longspan.runs.check_weights import check_weights
 
@@ -201,12 +202,15 @@ def load(
     which: Literal["best", "last"] = "best",
     device: str = "auto",
     overrides: Mapping[str, str | int | float | bool] | None = None,
+    plugins: Iterable[str] = (),
 ) -> LoadedModel:
     """The model of a run folder, ready to evaluate and generate.
 
     `overrides` change options of the run by their dotted names, such as `{"model.span.memory": "full"}`.
+    `plugins` are modules to import first, besides those that the run's configuration names.
     """
     folder = RunFolder.open(Path(run))
+    load_plugins(plugins)
     config = _overridden(folder.config, overrides or {})
     tokenizer = folder.tokenizer()
     path = _checkpoint(folder, which)

@@ -92,7 +92,7 @@ def test_where_the_paths_are_one_there_is_one():
 def test_steps_move_nothing_and_carry_the_state():
     config = RunConfig(
         model=CONFIG,
-        training=TrainingConfig(batch_size=2, block_length=8),
+        training=TrainingConfig(batch_size=2, block_length=8, precision="float32", compile=False),
         stage=(StageConfig(steps=1, learning_rate=1.0, optimizer="adagrad", clip_norm=0.03),),
     )
     made = model()

@@ -342,7 +342,7 @@ def test_wikitext_has_its_own_splits():
 
 
 def test_every_download_has_a_checksum_and_several_mirrors():
-    archives = {name: named.archive for name, named in corpora.NAMED.items() if named.archive}
+    archives = corpora.ARCHIVES
     assert set(archives) == {"enwik8", "text8", "wikitext-2", "wikitext-103"}
     for archive in archives.values():
         algorithm, _, digest = archive.checksum.partition(":")

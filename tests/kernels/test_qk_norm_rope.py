@@ -147,7 +147,7 @@ def through_the_door(given) -> Placed:
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 def test_the_door_picks_the_kernels_on_a_gpu() -> None:
     given = inputs((2, 9, 3, 8))
-    assert torch.equal(through_the_door(given).q_BTHK, qk_norm_rope._fused_path().place(*given).q_BTHK)
+    assert torch.equal(through_the_door(given).q_BTHK, qk_norm_rope._gpu_backend().place(*given).q_BTHK)
     double = given[0].double(), *given[1:]
     assert torch.equal(through_the_door(double).q_BTHK, eager.place(*double).q_BTHK)
 

@@ -16,6 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from longspan.bench.spans import learned_spans
 from longspan.config import AdaptiveSpanConfig
 from longspan.interop import KINDS
 from longspan.interop.translation import Tensors
@@ -143,7 +144,7 @@ def test_three_updates(recorded):
 
 def test_stored_spans_may_lie_outside_and_are_reported_for_every_head(recorded):
     model, tensors = build_original(recorded), recorded.tensors
-    spans = model._learned_spans()
+    spans = learned_spans(model)
     assert torch.stack([span.fraction_H for span in spans]).equal(tensors["span.value_after_forward"])
     sizes_LH = model.diagnostics()["spans_LH"]
     assert sizes_LH.shape == (len(spans), 4)

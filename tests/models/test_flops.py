@@ -22,8 +22,8 @@ from longspan.config import (
     VocabularyConfig,
 )
 from longspan.config.transformer_xl import XLVocabularyConfig
+from longspan.flops import Shape, flops
 from longspan.models import Supernet, build, build_run
-from longspan.models.flops import Shape, flops, model_flops
 from longspan.output import OutputHead
 
 V, D, H, K, T, B = 13, 12, 3, 4, 5, 2
@@ -73,7 +73,7 @@ def test_a_gpt_recalls_only_what_its_context_has(block: int, recalled: float) ->
     """A block that begins a context of 8 recalls nothing, one in the middle of it 4 positions."""
     model = build(GptConfig(num_layers=1, width=D, num_heads=H, inner_width=20, context=8), V)
     attention = 4 * 2 * D * D + 2 * 2 * D * D * recalled / block + 2 * 2 * 8 * D
-    assert model_flops(model, Shape(B, block)) == pytest.approx(attention + 2 * 2 * D * 20 + 2 * D * V)
+    assert model.flops(Shape(B, block)) == pytest.approx(attention + 2 * 2 * D * 20 + 2 * D * V)
 
 
 def test_sha_rnn_by_hand() -> None:
@@ -118,7 +118,7 @@ def test_reading_and_predicting_are_what_torch_counts(config: ModelConfig) -> No
 def test_a_model_costs_what_its_parts_cost() -> None:
     model = build(dataclasses.replace(XL, pattern="sff"), V)
     parts = [model.embedding, *model.blocks, model.head]
-    assert model_flops(model, SHAPE) == sum(flops(part, SHAPE) for part in parts)
+    assert model.flops(SHAPE) == sum(flops(part, SHAPE) for part in parts)
 
 
 def test_a_supernet_costs_all_its_candidates_and_charges_for_each() -> None:
@@ -128,5 +128,5 @@ def test_a_supernet_costs_all_its_candidates_and_charges_for_each() -> None:
     assert isinstance(model, Supernet)
     both = build(dataclasses.replace(XL, pattern="sf"), V)
     attention, feed_forward = (flops(block, SHAPE) for block in both.blocks)
-    assert model_flops(model, SHAPE) - model_flops(both, SHAPE) == pytest.approx(attention + feed_forward)
+    assert model.flops(SHAPE) - both.flops(SHAPE) == pytest.approx(attention + feed_forward)
     assert model.costs_K.tolist() == pytest.approx([feed_forward, attention])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from longspan.bench.spans import learned_spans
 from longspan.config import EvaluationConfig
 from longspan.data.token_file import write_token_file
 from longspan.data.tokenizers.character import CharacterTokenizer
@@ -73,7 +74,7 @@ def test_spans_that_change_while_memory_is_carried():
         for x, _ in golden.blocks():
             _, state = model(x, state)
         for span, fractions in zip(
-            model._learned_spans(), golden.tensors["short_cache.span_value"], strict=True
+            learned_spans(model), golden.tensors["short_cache.span_value"], strict=True
         ):
             span.fraction_H.copy_(fractions)
         model.after_update()
@@ -144,9 +145,9 @@ def test_reported_span_sizes():
         model = build_original(golden)
         sizes_LH = model.diagnostics()["spans_LH"]
         assert sizes_LH.max(dim=1).values.tolist() == golden.tensors["span.current_max"].tolist()
-        penalties = torch.stack([span_penalty([span]) for span in model._learned_spans()])
+        penalties = torch.stack([span_penalty([span]) for span in learned_spans(model)])
         close(penalties, golden.tensors["span.loss"], golden.rounding["span"], "span loss")
-        trims = [span.limit - span.windows[0] for span in model._learned_spans()]
+        trims = [span.limit - span.windows[0] for span in learned_spans(model)]
         assert trims == golden.tensors["span.trim_len"].tolist()
 
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from longspan.config import ModernConfig, SpanConfig
+from longspan.flops import Shape, flops
 from longspan.kernels import span_attention as door
 from longspan.kernels.qk_norm_rope import place
 from longspan.layers.feed_forward import squared_relu
 from longspan.layers.short_convolution import ShortConvolution
 from longspan.models import LanguageModel, Stack, build
-from longspan.models.flops import Shape, flops, model_flops
 from longspan.output import SoftmaxHead
 
 V, D, H, K, LIMIT = 13, 16, 2, 8, 6
@@ -276,7 +276,7 @@ class TestMemories:
         expected = read()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if device.type == "cpu":
-            monkeypatch.setattr(door, "_fused_path", lambda x, head_width: fused)
+            monkeypatch.setattr(door, "_gpu_backend", lambda x, head_width: fused)
         model.to(device)
         assert model.blocks[0]._windows_are_cut_later(torch.zeros(1, device=device))
         for found, value in zip(read(), expected, strict=True):
@@ -324,9 +324,9 @@ def test_parameters_and_costs_by_hand() -> None:
     matrices = 2 * V * D + 2 * 2 * (4 * D * D + 2 * D * 24)
     attention = 2 * 2 * 2 * LIMIT * D
     anew = 2 * 2 * 2 * LIMIT * D * D / 5
-    assert model_flops(model, shape) == pytest.approx(matrices + attention + anew)
+    assert model.flops(shape) == pytest.approx(matrices + attention + anew)
     kept = build(dataclasses.replace(CONFIG, memory="keys-values"), V)
-    assert model_flops(kept, shape) == pytest.approx(matrices + attention)
+    assert kept.flops(shape) == pytest.approx(matrices + attention)
 
 
 @pytest.mark.parametrize(

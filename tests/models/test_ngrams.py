@@ -13,9 +13,9 @@ from torch import Tensor
 
 from longspan.cli import main
 from longspan.config import ModernConfig, SpanConfig, StageConfig
+from longspan.flops import Shape
 from longspan.layers.ngrams import PRIME, NgramEmbeddings
 from longspan.models import Stack, build
-from longspan.models.flops import Shape, model_flops
 from longspan.optim import build_optimizers
 
 V, D = 7, 5
@@ -209,9 +209,9 @@ class TestModel:
         plain, model = self.model(PLAIN), self.model()
         more = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in plain.parameters())
         assert more == ((V + 1) ** 2 + 100) * 8
-        assert model_flops(model, Shape(2, 5)) == model_flops(plain, Shape(2, 5))
+        assert model.flops(Shape(2, 5)) == plain.flops(Shape(2, 5))
         narrow = self.model(dataclasses.replace(CONFIG, ngram_width=3))
-        assert model_flops(narrow, Shape(2, 5)) == model_flops(plain, Shape(2, 5)) + 2 * (2 * 3) * PLAIN.width
+        assert narrow.flops(Shape(2, 5)) == plain.flops(Shape(2, 5)) + 2 * (2 * 3) * PLAIN.width
 
     def test_compiled_it_is_the_same(self) -> None:
         ngrams = lively((2, 3), 40)

@@ -17,12 +17,13 @@ from longspan.config import (
     TransformerXLConfig,
 )
 from longspan.config.model import ModelConfig
+from longspan.flops import Shape, flops
 from longspan.layers.attention import Attention
 from longspan.layers.feed_forward import FeedForward
 from longspan.layers.identity import Identity
 from longspan.models import build, build_run
-from longspan.models.flops import Shape, flops
 from longspan.models.supernet import Supernet
+from longspan.registry import ARCHITECTURES
 
 CONFIGS: list[ModelConfig] = [
     AdaptiveSpanConfig(num_layers=2, width=8, num_heads=2, inner_width=12),
@@ -30,7 +31,7 @@ CONFIGS: list[ModelConfig] = [
 ]
 
 
-@pytest.fixture(params=CONFIGS, ids=lambda config: config.architecture)
+@pytest.fixture(params=CONFIGS, ids=lambda config: ARCHITECTURES.name_of(type(config)))
 def config(request: pytest.FixtureRequest) -> ModelConfig:
     return request.param
 

@@ -130,5 +130,5 @@ def test_attention_through_the_kernels_equals_plain_torch(monkeypatch: pytest.Mo
         return [*outputs, *gradients(outputs, inputs)]
 
     expected = run()
-    monkeypatch.setattr(door, "_fused_path", lambda x, head_width: fused)
+    monkeypatch.setattr(door, "_gpu_backend", lambda x, head_width: fused)
     torch.testing.assert_close(run(), expected, rtol=1e-4, atol=1e-5)

@@ -24,4 +24,4 @@ def uninterrupted(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("uninterrupted")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LONGSPAN_HOME", str(folder / "home"))
-        return train(search_config(text), folder / "hunt", method=Searching).path
+        return train(search_config(text), folder / "hunt", strategy=Searching).path

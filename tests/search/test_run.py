@@ -41,11 +41,11 @@ def test_a_killed_search_resumes_exactly(text: Path, uninterrupted: Path, tmp_pa
     """By turns, in both stages, before and after the architecture first moves, and in the last evaluation."""
     run = tmp_path / "hunt"
     with pytest.raises(MemoryError):
-        train(search_config(text), run, reporter=Dies("step 9 "), method=Searching)
+        train(search_config(text), run, reporter=Dies("step 9 "), strategy=Searching)
     for words in ("step 12 ", "step 17 ", "scoring test"):
         with pytest.raises(MemoryError):
-            resume(run, reporter=Dies(words), method=Searching)
-    resume(run, method=Searching)
+            resume(run, reporter=Dies(words), strategy=Searching)
+    resume(run, strategy=Searching)
     assert saved(run, "optimizer.blocks.0.logits_K.exp_avg").count_nonzero() == 3
     assert whole_outcome(run) == whole_outcome(uninterrupted)
 
@@ -53,13 +53,13 @@ def test_a_killed_search_resumes_exactly(text: Path, uninterrupted: Path, tmp_pa
 def test_the_recipe_scaled_down_learns_and_a_stop_changes_nothing(tmp_path: Path) -> None:
     config = scaled_down("wikitext2-par-search", short_text(tmp_path))
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    train(config, whole, method=Searching)
+    train(config, whole, strategy=Searching)
     losses = [line["loss"] for line in metrics(whole) if line["kind"] == "train"]
     assert len(losses) == 10
     assert losses[-1] < 0.9 * losses[0]
     with pytest.raises(Interrupted):
-        train(config, stopped, reporter=Signals("step 6 ", signal.SIGINT), method=Searching)
-    resume(stopped, method=Searching)
+        train(config, stopped, reporter=Signals("step 6 ", signal.SIGINT), strategy=Searching)
+    resume(stopped, strategy=Searching)
     assert whole_outcome(stopped) == whole_outcome(whole)
 
 
@@ -68,20 +68,20 @@ def test_a_signal_saves_and_stops(text: Path, tmp_path: Path, sampling: str, cos
     config = search_config(text, updates="together", search__sampling=sampling, search__cost=cost)
     run = tmp_path / "run"
     with pytest.raises(Interrupted):
-        train(config, run, reporter=Signals("step 11 ", signal.SIGINT), method=Searching)
+        train(config, run, reporter=Signals("step 11 ", signal.SIGINT), strategy=Searching)
     costs = saved(run, "model.costs_K")
-    resume(run, method=Searching)
+    resume(run, strategy=Searching)
     assert saved(run, "model.costs_K").equal(costs), "what was measured once is not measured again"
     assert (costs[:2] > 0).all()
     assert costs[2] == 0
     if cost == "flops":  # the times of two runs are never the same
-        assert whole_outcome(run) == whole_outcome(train(config, tmp_path / "whole", method=Searching).path)
+        assert whole_outcome(run) == whole_outcome(train(config, tmp_path / "whole", strategy=Searching).path)
 
 
 def test_a_seed_decides_the_pattern(text: Path, uninterrupted: Path, tmp_path: Path) -> None:
-    same = train(search_config(text), tmp_path / "same", method=Searching).path
+    same = train(search_config(text), tmp_path / "same", strategy=Searching).path
     assert whole_outcome(same) == whole_outcome(uninterrupted)
-    other = train(search_config(text, training__seed=2), tmp_path / "other", method=Searching).path
+    other = train(search_config(text, training__seed=2), tmp_path / "other", strategy=Searching).path
     assert read_architecture(RunFolder.open(other)).probabilities_NBK.tolist() != (
         read_architecture(RunFolder.open(same)).probabilities_NBK.tolist()
     )
@@ -115,7 +115,7 @@ def test_soft_and_hard_are_in_every_evaluation(uninterrupted: Path) -> None:
 def test_with_an_average_it_is_the_pattern_of_the_average_that_is_judged(text: Path, tmp_path: Path) -> None:
     by_turns = {"search__warm_up_steps": 0, "search__architecture_every": 1}
     config = search_config(text, training__average=0.99, training__seed=5, **by_turns)  # where they differ
-    lines = metrics(train(config, tmp_path / "run", method=Searching).path)
+    lines = metrics(train(config, tmp_path / "run", strategy=Searching).path)
     best = [line for line in lines if line["kind"] == "valid" and line["best"]][-1]
     assert (lines[-1]["step"], lines[-1]["pattern"]) == (best["step"], best["pattern"])
 

@@ -45,6 +45,8 @@ def small_table(text: Path) -> dict[str, Any]:
             "block_jitter": True,
             "micro_batches": 2,
             "device": "cpu",
+            "precision": "float32",
+            "compile": False,
             "log_every": 7,
             "evaluate_every": 15,
             "checkpoint_every": 10,
@@ -80,10 +82,8 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 def outcome(run: Path) -> dict[str, Any]:
     """Everything a run leaves behind, byte for byte, except for how long it took."""
-    left: dict[str, Any] = {
-        "metrics": [_timeless(line) for line in metrics(run)],
-        "spans": (run / "spans.jsonl").read_text(),
-    }
+    left: dict[str, Any] = {"metrics": [_timeless(line) for line in metrics(run)]}
+    left |= {path.name: path.read_text() for path in run.glob("*.jsonl") if path.name != "metrics.jsonl"}
     for which in ("last", "best"):
         saved = checkpoint.load(run / "checkpoints" / f"{which}.safetensors")
         facts = {key: _timeless(value) for key, value in saved.facts.items() if key != "lengths"}

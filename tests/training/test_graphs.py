@@ -107,6 +107,25 @@ def test_other_shapes_drop_a_recording(recorder: Recorder, other: dict[str, int]
     assert recorder.recorded == [(2, 3), (2, 3)]
 
 
+def test_the_last_launch_before_a_capture_has_its_strides(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else compiled code would be compiled for other strides while the capture runs."""
+    model, seen = TinyModel(), []
+    forward = model.forward
+
+    def watched(tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
+        seen.append([leaf.stride() for leaf in state.flatten().values()])
+        hidden_BTD, after = forward(tokens_BT, state)
+        return hidden_BTD, after.map(lambda leaf: torch.stack([leaf, leaf], dim=-1)[..., 0])
+
+    monkeypatch.setattr(model, "forward", watched)
+    read(RecordedModel(model), STEADY + 1)
+    assert recorder.replays == 1
+    assert seen[STEADY - 1] == seen[STEADY]
+    assert seen[STEADY] == [leaf.stride() for leaf in model.initial_state(2).flatten().values()]
+
+
 def test_shapes_that_never_stay_are_never_recorded(recorder: Recorder) -> None:
     recorded = RecordedModel(TinyModel())
     for block in (3, 4) * 3:
@@ -183,6 +202,35 @@ def test_recorded_or_not_the_same_comes_out(recorder: Recorder) -> None:
 def test_a_gpt_is_recorded_where_blocks_are_whole_contexts(recorder: Recorder, block: int, made: int) -> None:
     read(RecordedModel(build(GPT, VOCABULARY)), STEADY + 2, block=block)
     assert len(recorder.recorded) == made
+
+
+def test_what_cannot_be_captured_is_launched_as_if_nobody_had_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attempt draws random numbers before it fails; one warning, and no second attempt."""
+    attempts: list[int] = []
+
+    def fail(model: LanguageModel, tokens_BT: Tensor, state: State, autocast: Any) -> None:
+        attempts.append(1)
+        model(tokens_BT, state)
+        raise RuntimeError("operation not permitted when stream is capturing\nSearch for more")
+
+    def hidden_states(read: Callable[[LanguageModel], Callable[[Tensor, State], Any]]) -> list[Tensor]:
+        torch.manual_seed(1)
+        model = adaptive_span("learned")
+        step, state, seen = read(model), model.initial_state(2), []
+        for tokens_BT in torch.randint(VOCABULARY, (STEADY + 5, 2, 4)):
+            hidden_BTD, state = step(tokens_BT, state)
+            seen.append(hidden_BTD.detach().clone())
+        return seen
+
+    expected = hidden_states(lambda model: model)
+    monkeypatch.setattr(graphs, "_Recording", fail)
+    with pytest.warns(UserWarning, match="cannot be captured as a CUDA graph") as warned:
+        found = hidden_states(lambda model: partial(RecordedModel(model), autocast=nullcontext()))
+    assert len(warned) == 1
+    assert str(warned[0].message).endswith("slower: operation not permitted when stream is capturing")
+    assert attempts == [1]
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_on_the_cpu_nothing_is_recorded() -> None:

@@ -15,8 +15,8 @@ from torch import nn
 from longspan.config import RunConfig, StageConfig, schema
 from longspan.data import corpora, prepare
 from longspan.errors import UserError
+from longspan.flops import Shape
 from longspan.models import build
-from longspan.models.flops import Shape, model_flops
 from longspan.runs import RunFolder, checkpoint
 from longspan.training import Diverged, Interrupted, PlainReporter, Reporter, loop, resume, train
 from longspan.training.loop import Loop
@@ -385,9 +385,10 @@ def test_plain_lines_for_a_log(text: Path, tmp_path: Path, capsys: pytest.Captur
     tokens = len(prepare(config.data).splits["train"])
     model = build(config.model, 256)
     size = sum(parameter.numel() for parameter in model.parameters())
-    flops = model_flops(model, Shape(config.training.batch_size, config.training.block_length))
+    flops = model.flops(Shape(config.training.batch_size, config.training.block_length))
     assert lines[lines.index(next(line for line in lines if line.startswith("step"))) - 1] == (
         f"small: {size:,} parameters, {flops / 1e6:.1f} MFLOPs per token forward; on cpu in float32, "
+        "not compiled, "
         f"{tokens:,} tokens to train on (byte, 256 different ones), "
         f"run folder {tmp_path / 'run'}"
     )

@@ -23,6 +23,7 @@ from longspan.optim import (
     set_rate,
 )
 from longspan.optim.muon import orthogonal
+from longspan.registry import ARCHITECTURES
 
 from .tiny import TinyModel
 
@@ -215,7 +216,7 @@ class TestBuild:
             ModernConfig(num_layers=1, width=8, num_heads=2, inner_width=16, feed_forward="swiglu"),
             ShaRnnConfig(num_layers=2, width=8, inner_width=16),
         ],
-        ids=lambda config: config.architecture,
+        ids=lambda config: ARCHITECTURES.name_of(type(config)),
     )
     def test_groups_add_up_to_the_model(self, kind: Any, config: Any) -> None:
         model = build(config, 11)

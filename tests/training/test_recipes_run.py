@@ -11,7 +11,7 @@ import pytest
 import longspan
 from longspan import recipes
 from longspan.config import RunConfig, schema
-from longspan.models import ARCHITECTURES
+from longspan.registry import ARCHITECTURES
 from longspan.training import Interrupted, resume, train
 
 from .runs import Signals, metrics, outcome

@@ -171,11 +171,11 @@ def test_another_machine_is_mentioned(text: Path, tmp_path: Path) -> None:
 def test_attention_that_is_no_longer_compiled_is_mentioned(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "is_here", lambda: True)
+    monkeypatch.setattr(cpu, "can_compile", lambda: True)
     run = tmp_path / "run"
     with pytest.raises(Interrupted):
         train(small_config(text), run, reporter=Signals("step 5 ", signal.SIGINT))
-    monkeypatch.setattr(cpu, "is_here", lambda: False)
+    monkeypatch.setattr(cpu, "can_compile", lambda: False)
     with pytest.raises(MemoryError):
         resume(run, reporter=(other := Dies("step 6 ")))
     assert "attention compiled -> plain torch: results may differ in their last bits" in other.lines

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -45,4 +47,7 @@ class TinyModel(LanguageModel):
         self.updates += 1
 
     def diagnostics(self) -> dict[str, Tensor]:
-        return {"spans_LH": self.span_LH.detach() * 16, "span_limit": torch.tensor(16)}
+        return {"span_mean": self.span_LH.detach().mean() * 16, "spans_LH": self.span_LH.detach() * 16}
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        return {"spans": {"limit": 16, "spans": (self.span_LH.detach() * 16).tolist()}}

@@ -59,6 +59,12 @@ def test_an_unfinished_last_line_is_passed_over(run: RunFolder) -> None:
     assert read_spans(run).steps_N.tolist() == [10, 20, 30]
 
 
+def test_layers_with_different_numbers_of_heads_are_not_drawn(run: RunFolder) -> None:
+    run.spans.write_text('{"step": 5, "limit": 16, "spans": [[4.0, 5.0], [6.0]]}\n')
+    with pytest.raises(UserError, match=r"different numbers of heads: read .*spans\.jsonl instead"):
+        read_spans(run)
+
+
 def test_a_damaged_line_is_named(run: RunFolder) -> None:
     lines = run.spans.read_text().splitlines()
     run.spans.write_text("\n".join([lines[0], "{}", lines[2], ""]))

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from longspan.bench.bench_paths import Way
-from longspan.bench.machine import Precision, autocast
+from longspan.bench.machine import autocast
+from longspan.config.training import Precision
 from longspan.errors import UserError
 from longspan.models import LanguageModel
 from longspan.state import State

@@ -10,12 +10,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-Precision: TypeAlias = Literal["float32", "bf16", "fp16"]
+from longspan.config.training import Precision
+
 _DTYPE = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SIDE = {"cpu": 2048, "cuda": 8192}
 _SIDE_OF_HALVES_ON_CPU = 512  # few CPUs have instructions for fp16: without, larger ones take a minute

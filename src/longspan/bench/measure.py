@@ -17,9 +17,11 @@ from longspan.bench.spans import learned_spans, set_profile
 from longspan.bench.training import Training
 from longspan.config import RunConfig
 from longspan.errors import UserError
+from longspan.flops import Shape
 from longspan.generation import generate
+from longspan.kernels.compile_fallback import CompileFallback
 from longspan.models import LanguageModel, build_run
-from longspan.models.flops import Shape, model_flops
+from longspan.runs.auto_options import resolved
 from longspan.training.graphs import STEADY
 
 DECODED, DECODING_WARM_UPS = 100, 10
@@ -43,7 +45,8 @@ class Bench:
     ) -> None:
         if not config.stage:
             raise UserError(f"{config.name} has no [[stage]]: nothing says which optimizer moves the weights")
-        self.config, self.vocabulary_size, self.device = config, vocabulary_size, device
+        self.config = resolved(config, device)  # as `longspan train` would run it here
+        self.vocabulary_size, self.device = vocabulary_size, device
         self.spans, self.say = spans, say
 
     def check(self) -> Agreement | None:
@@ -69,7 +72,7 @@ class Bench:
         windows = [window for span in learned_spans(model) for window in span.windows]
         work = Work(
             tokens=shape.batch_size * shape.block_length,
-            flops_per_token_forward=model_flops(model, shape),
+            flops_per_token_forward=model.flops(shape),
             matrix_flops_per_second=matrix_rate(self.device, training.precision),
         )
         ways = ways_for(model, self.device)
@@ -101,11 +104,10 @@ class Bench:
         self.say(f"{self.config.name}: {steps} steps, {way.name} path ({way.means})")
         peak = watch_memory(self.device)
         try:
-            model = self._model()
-            if self.config.training.compile:
-                with way.taken():  # what kernels do is not compiled
-                    model.compile()
-            step = Training(model, self.config, way).step
+            model, fallback = self._model(), CompileFallback(enabled=self.config.training.compile is True)
+            with way.taken():  # what kernels do is not compiled
+                fallback.compile(model.compile)
+            step = Training(model, self.config, way, fallback).step
             warm_ups = WARM_UPS.get(self.device.type, WARM_UPS["cpu"])
             seconds = seconds_of(step, self.device, times=steps, warm_ups=warm_ups)
         except torch.OutOfMemoryError:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from longspan.bench.bench_paths import Way
 from longspan.config import RunConfig
+from longspan.kernels.compile_fallback import CompileFallback
 from longspan.models import LanguageModel
 from longspan.optim import build_optimizers, compile_updates, set_rate
 from longspan.state import State
@@ -25,14 +26,22 @@ class LaunchedUpdater(Updater):
 class Training:
     """Steps as a recipe trains, one way, with the state carried from each to the next."""
 
-    def __init__(self, model: LanguageModel, config: RunConfig, way: Way) -> None:
+    def __init__(
+        self, model: LanguageModel, config: RunConfig, way: Way, fallback: CompileFallback | None = None
+    ) -> None:
+        """`fallback` is that of a compiled model."""
         training, self._stage = config.training, config.stage[0]
+        fallback = fallback or CompileFallback(enabled=training.compile is True)
         kind = Updater if way.recorded else LaunchedUpdater
         self.way = way
-        self.updater = kind(model, precision=training.precision, micro_batches=training.micro_batches)
+        self.updater = kind(
+            model,
+            precision=training.precision,
+            micro_batches=training.micro_batches,
+            fallback=fallback,
+        )
         self.optimizers = build_optimizers(model, self._stage)
-        if training.compile:
-            compile_updates(self.optimizers)
+        compile_updates(self.optimizers, fallback)
         # All the work of an update, and spans that stay where they were set.
         set_rate(self.optimizers, 0.0)
         self.state = model.initial_state(training.batch_size)

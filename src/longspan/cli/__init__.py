@@ -3,8 +3,8 @@
 A command module has `register(subparsers)`, which adds an `argparse` parser and sets `run=function(args)` on
 it. A command that accepts dotted options such as `--model.num-layers 4` also sets `accepts_overrides=True`;
 it finds them, as they were typed, in the list `args.overrides`. `smaller` says what to do where the memory
-does not suffice. Commands import torch and what needs it inside `run`, so that help and complaints come at
-once.
+does not suffice. `parser.more_help` makes the end of a help text when it is shown: it may import plugins.
+Commands import torch and what needs it inside `run`, so that help and complaints come at once.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from longspan.cli import bench, cutoffs, data, eval, generate, import_, recipes, search, spans, train
+from longspan.cli.plugin_option import given_plugins
 from longspan.config import RunConfig
 from longspan.config.reference import documented
 from longspan.errors import UserError, is_out_of_memory, nearest
+from longspan.registry import load_plugins
 from longspan.version import VERSION
 
 COMMANDS = {
@@ -64,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> None:
+    load_plugins(given_plugins(_OneLineParser(prog="longspan", add_help=False), argv))
     parser = _OneLineParser(
         prog="longspan", description="Language models that remember: train, measure, look inside, generate."
     )
@@ -136,8 +139,15 @@ def _dotted_option(part: str) -> str | None:
 class _OneLineParser(argparse.ArgumentParser):
     """An argument parser that takes no abbreviations and complains in one line."""
 
+    more_help: Callable[[], str] | None = None
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
+
+    def format_help(self) -> str:
+        if self.more_help is not None:
+            self.epilog = self.more_help()
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see '{self.prog} --help')")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from longspan import recipes
 from longspan.cli.console import say, show_table
 from longspan.cli.overrides import changed, split_overrides
+from longspan.cli.plugin_option import add_plugin_option
 from longspan.cli.recipes import BYTES, known_vocabulary_size
 from longspan.errors import UserError
 from longspan.files import whole_file
@@ -32,7 +33,7 @@ def register(subparsers: Any) -> None:
         help="how fast models train and decode on this machine",
         description="Time training steps of a recipe, optimizer included, by the reference path and by the "
         "fast path, after checking that the two compute the same. Weights and tokens are random. Dotted "
-        "options change the recipes, for example --training.precision bf16.",
+        "options change the recipes, for example --training.precision float32.",
     )
     parser.add_argument(
         "recipes",
@@ -52,6 +53,7 @@ def register(subparsers: Any) -> None:
         "(default: start)",
     )
     parser.add_argument("--decode", action="store_true", help="also time the decoding of one text")
+    add_plugin_option(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a new file")
     parser.set_defaults(
         run=run, accepts_overrides=True, smaller="give a smaller --batch-size or --block-length"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from longspan.cli.console import say, show_table
+from longspan.cli.plugin_option import add_plugin_option
 from longspan.cli.tokenizer_options import add_tokenizer_options, given_tokenizer_options, tokenizer_config
 from longspan.config import DataConfig
 from longspan.errors import UserError
@@ -37,6 +38,7 @@ def register(subparsers: Any) -> None:
         default="scores",
         help="what to save: scores within clusters, or time by the model of Grave et al. (default: scores)",
     )
+    add_plugin_option(parser)
     add_tokenizer_options(parser, default="word")
     timing = parser.add_argument_group("with --cost time")
     timing.add_argument("--tokens", type=int, metavar="B", help=f"tokens of a block (default: {TOKENS})")

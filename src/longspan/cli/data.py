@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from longspan.cli.console import say, show_table
+from longspan.cli.plugin_option import add_plugin_option
 from longspan.cli.tokenizer_options import add_tokenizer_options, tokenizer_config
 from longspan.config import DataConfig
 from longspan.errors import UserError
@@ -21,10 +22,12 @@ def register(subparsers: Any) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     action = actions.add_parser("list", help="the corpora that have a name")
+    add_plugin_option(action)
     action.set_defaults(run=list_corpora)
 
     action = actions.add_parser("get", help="download a corpus")
     action.add_argument("corpus", metavar="NAME", help="a name that 'longspan data list' shows")
+    add_plugin_option(action)
     action.set_defaults(run=get)
 
     action = actions.add_parser("add", help="give a file or folder of text a name")
@@ -35,18 +38,23 @@ def register(subparsers: Any) -> None:
     action = actions.add_parser("info", help="splits, sizes and vocabulary of a corpus")
     action.add_argument("corpus", metavar="NAME_OR_PATH", help="a named corpus, a text file or a folder")
     add_tokenizer_options(action, default="byte")
+    add_plugin_option(action)
     action.set_defaults(run=info)
 
 
 def list_corpora(args: argparse.Namespace) -> None:
     from longspan.data import corpora, registry
+    from longspan.registry import CORPORA
 
     rows = []
-    for name, named in corpora.NAMED.items():
+    for name, entry in CORPORA.items():
         folder = corpora.folder_of(name)
-        ready = named.archive is None or folder.is_dir()
-        where = str(folder) if named.archive and ready else "on this machine" if ready else "not downloaded"
-        rows.append((name, named.about, where))
+        where = str(folder) if folder.is_dir() else "not downloaded"
+        if name not in corpora.ARCHIVES:
+            where = (
+                "on this machine" if isinstance(entry.made_by, str) else f"plugin {entry.made_by.__module__}"
+            )
+        rows.append((name, entry.about, where))
     rows += [(name, "added by you", str(path)) for name, path in registry.registered().items()]
     show_table(("name", "what it is", "where"), rows)
 

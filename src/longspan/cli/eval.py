@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from longspan.cli.console import say
 from longspan.cli.figures import lost_text, perplexity
 from longspan.cli.overrides import split_overrides
+from longspan.cli.plugin_option import add_plugin_option
 from longspan.errors import UserError
 from longspan.progress import every_tenth
 
@@ -41,6 +42,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--block-length", metavar="N", help="tokens per block (default: as in training)")
     parser.add_argument("--max-tokens", metavar="N", help="score only the first N tokens")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: auto)")
+    add_plugin_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(
         run=run, accepts_overrides=True, smaller="give a smaller --batch-size or --block-length"

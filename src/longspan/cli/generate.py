@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import Any
 
+from longspan.cli.plugin_option import add_plugin_option
+
 
 def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
@@ -25,6 +27,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text")
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: auto)")
+    add_plugin_option(parser)
     parser.set_defaults(run=run, smaller="give a shorter prompt, or another --device")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from longspan import recipes
-from longspan.config import AdaptiveSpanConfig, RunConfig
+from longspan.config import RunConfig
 from longspan.config.schema import override, read
 from longspan.errors import UserError
 
@@ -50,7 +50,7 @@ def changed(table: dict[str, Any], overrides: Iterable[tuple[str, str]], recipe:
 
 def _architecture(table: dict[str, Any]) -> str:
     model = table.get("model")
-    default = AdaptiveSpanConfig.architecture
+    default = RunConfig().architecture
     return str(model.get("architecture", default)) if isinstance(model, dict) else default
 
 

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from longspan import recipes
+from longspan.cli.plugin_option import add_plugin_option
 from longspan.config import DataConfig, RunConfig, StageConfig, schema
 
 BYTES = 256
@@ -26,17 +27,23 @@ def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "recipes",
         help="what can be trained: names, sizes and published numbers",
-        description="List the recipes, or print one as the TOML file that 'longspan train' takes.",
+        description="List the recipes, or print one as the TOML file that 'longspan train' takes. "
+        "A TOML file of your own is described as those of the list are.",
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="print this recipe")
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="print this recipe; or describe this TOML file"
+    )
+    add_plugin_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     if args.name is None:
         print("\n\n".join(_summary(name) for name in recipes.names()))
-        return
-    print(recipes.content(args.name).decode(), end="")
+    elif args.name.endswith(".toml"):
+        print(_summary(args.name))
+    else:
+        print(recipes.content(args.name).decode(), end="")
 
 
 def _summary(name: str) -> str:
@@ -45,7 +52,7 @@ def _summary(name: str) -> str:
     known = known_vocabulary_size(config.data)
     millions = _num_parameters(config, known or BYTES) / 1e6
     size = f"{millions:.1f}M parameters" + ("" if known else f" (with a vocabulary of {BYTES})")
-    lines = [f"{name}: {config.description}", f"  {size}, {steps} on {config.data.corpus}"]
+    lines = [f"{config.name}: {config.description}", f"  {size}, {steps} on {config.data.corpus}"]
     numbers = [_expectation(key, value) for key, value in config.expected.items() if key != "source"]
     if numbers:
         lines.append(f"  expected: {', '.join(numbers)}")

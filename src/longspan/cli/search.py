@@ -24,13 +24,14 @@ def register(subparsers: Any) -> None:
         "search",
         help="find which blocks a model wants",
         usage="longspan search [RECIPE] [--data CORPUS] [--name NAME] [--out RUN] [--top N] "
-        "[--OPTION VALUE ...]\n       longspan search --resume RUN [--top N]",
+        "[--plugin MODULE]\n                       [--OPTION VALUE ...]\n"
+        "       longspan search --resume RUN [--top N] [--plugin MODULE]",
         description="Train a model whose blocks learn what to be: attention, near or far, feed-forward or\n"
         "nothing. Print the pattern they have chosen; write a picture of the choice, an animation of how it\n"
         "came about, and the recipe found.toml, which 'longspan train' trains from scratch.",
-        epilog="\n".join(["options of a recipe:", *option_lines()]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.more_help = lambda: "\n".join(["options of a recipe:", *option_lines()])
     add_options(parser, default=DEFAULT)
     parser.add_argument(
         "--top", type=int, default=1, metavar="N", help="show the N most likely patterns (default: 1)"

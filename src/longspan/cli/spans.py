@@ -7,6 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from longspan.cli.plugin_option import add_plugin_option
 from longspan.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def register(subparsers: Any) -> None:
         metavar="NEW_RUN",
         help="make a run of the best weights with their spans as fixed windows, as far as each head sees",
     )
+    add_plugin_option(parser)
     parser.set_defaults(run=run)
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import typing
 
-from longspan.config import TokenizerConfig
-
-_TYPES = typing.get_type_hints(TokenizerConfig)
+from longspan.config import DataConfig, TokenizerConfig, schema
 
 
 def add_tokenizer_options(parser: argparse.ArgumentParser, *, default: str) -> None:
-    kinds, orders = typing.get_args(_TYPES["kind"]), typing.get_args(_TYPES["order"])
-    parser.add_argument("--tokenizer", choices=kinds, help=f"the unit of text (default: {default})")
+    orders = typing.get_args(typing.get_type_hints(TokenizerConfig)["order"])
+    parser.add_argument(
+        "--tokenizer",
+        metavar="KIND",
+        help="the unit of text: byte, character, word, number, sentencepiece, sentencepiece-default, bpe, "
+        f"adaptive-span, sha-rnn, transformer-xl, or one of a plugin (default: {default})",
+    )
     parser.add_argument("--vocabulary-size", type=int, metavar="N", help="pieces or words to keep")
     parser.add_argument("--lowercase", action="store_true", help="turn text to lower case first")
     parser.add_argument("--order", choices=orders, help="how words and characters are numbered")
@@ -27,9 +30,11 @@ def given_tokenizer_options(args: argparse.Namespace) -> list[str]:
 
 
 def tokenizer_config(args: argparse.Namespace) -> TokenizerConfig:
-    return TokenizerConfig(
-        kind=args.tokenizer or args.default_tokenizer,
-        vocabulary_size=args.vocabulary_size,
-        lowercase=args.lowercase,
-        order=args.order or "frequency",
-    )
+    table = {
+        "kind": args.tokenizer or args.default_tokenizer,
+        "lowercase": args.lowercase,
+        "order": args.order or "frequency",
+    }
+    if args.vocabulary_size is not None:
+        table["vocabulary_size"] = args.vocabulary_size
+    return schema.read(DataConfig, {"tokenizer": table}).tokenizer

@@ -23,12 +23,13 @@ def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "train",
         help="train a model from a recipe",
-        usage="longspan train [RECIPE] [--data CORPUS] [--name NAME] [--out RUN] [--OPTION VALUE ...]\n"
-        "       longspan train --resume RUN",
+        usage="longspan train [RECIPE] [--data CORPUS] [--name NAME] [--out RUN] [--plugin MODULE]\n"
+        "                      [--OPTION VALUE ...]\n"
+        "       longspan train --resume RUN [--plugin MODULE]",
         description="Train a model, score it on held-out text and show what it learned.",
-        epilog="\n".join(["options of a recipe:", *option_lines()]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.more_help = lambda: "\n".join(["options of a recipe:", *option_lines()])
     add_options(parser, default=recipes.DEFAULT)
     parser.set_defaults(run=run)
 
@@ -65,5 +66,5 @@ def _show(folder: RunFolder) -> None:
     for piece in lm.stream(tokens=SAMPLE_TOKENS, seed=folder.config.training.seed):
         print(piece, end="", flush=True)
     print("\n")
-    if folder.spans.stat().st_size > 0:
+    if folder.spans.is_file() and folder.spans.stat().st_size > 0:
         spans.show(folder)

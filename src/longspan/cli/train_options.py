@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from longspan import recipes
 from longspan.cli.overrides import changed, split_overrides
+from longspan.cli.plugin_option import add_plugin_option
 from longspan.config import RunConfig
 from longspan.config.reference import documented
 from longspan.config.schema import override
@@ -29,6 +31,7 @@ def add_options(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--name", help="name of the run (default: that of --out, else the recipe's)")
     parser.add_argument("--out", metavar="RUN", help="the new run folder (default: runs/ and the name)")
     parser.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped")
+    add_plugin_option(parser)
     parser.set_defaults(
         accepts_overrides=True,
         default_recipe=default,
@@ -70,6 +73,7 @@ def _configuration(args: argparse.Namespace) -> RunConfig:
     if args.recipe and args.recipe not in recipes.names() and _is_text(Path(args.recipe)):
         raise UserError(f"{args.recipe} is no recipe: give text to train on with --data {quote(args.recipe)}")
     table = recipes.load(args.recipe or args.default_recipe)
+    _add_plugins(table, args.plugin)
     if args.data is not None:
         override(table, "data.corpus", args.data)
     if args.name is not None:
@@ -77,6 +81,13 @@ def _configuration(args: argparse.Namespace) -> RunConfig:
     elif args.out is not None:
         override(table, "name", os.path.basename(os.path.abspath(args.out)))
     return changed(table, split_overrides(args.overrides), args.recipe or args.default_recipe)
+
+
+def _add_plugins(table: dict[str, Any], plugins: Sequence[str]) -> None:
+    """The run remembers what it was started with, so that it can be resumed and used without naming it."""
+    named = table.get("plugins", [])
+    if plugins and isinstance(named, list):
+        table["plugins"] = list(dict.fromkeys([*named, *plugins]))
 
 
 def _is_text(path: Path) -> bool:

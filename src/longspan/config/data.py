@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from longspan.config.schema import option, section
+from longspan.config.schema import chosen_section, option
+from longspan.registry import TOKENIZERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,18 +19,7 @@ class TokenizerConfig:
     reads text that holds the numbers of tokens.
     """
 
-    kind: Literal[
-        "byte",
-        "character",
-        "word",
-        "number",
-        "sentencepiece",
-        "sentencepiece-default",
-        "bpe",
-        "adaptive-span",
-        "sha-rnn",
-        "transformer-xl",
-    ] = option("byte", help="the unit of text")
+    kind: str = option("byte", help="the unit of text")
     vocabulary_size: int | None = option(
         None,
         help="pieces of sentencepiece and bpe; for words, keep only the most frequent; how many numbers",
@@ -45,4 +35,6 @@ class DataConfig:
     """A corpus and its tokenizer."""
 
     corpus: str = option("python", help="a named corpus (see 'longspan data list'), a text file or a folder")
-    tokenizer: TokenizerConfig = section(TokenizerConfig, help="how text becomes tokens")
+    tokenizer: TokenizerConfig = chosen_section(
+        TokenizerConfig, "kind", TOKENIZERS, help="how text becomes tokens", tag_help="the unit of text"
+    )

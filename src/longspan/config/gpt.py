@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from longspan.config.schema import option, section
 from longspan.config.span import SpanConfig
@@ -14,7 +13,6 @@ from longspan.config.vocabulary import VocabularyConfig
 class GptConfig:
     """A GPT (Radford et al., 2018), plain or with a learned span in every head."""
 
-    architecture: Literal["gpt"] = option("gpt", help="which kind of model")
     num_layers: int = option(8, help="layers, each attention followed by feed-forward")
     width: int = option(512, help="size of the hidden states")
     num_heads: int = option(8, help="attention heads per layer")

@@ -15,7 +15,6 @@ _LONGEST_NGRAM = 64  # far beyond what repeats in a text
 class ModernConfig:
     """Spans and memory in a transformer as it is built today."""
 
-    architecture: Literal["modern"] = option("modern", help="which kind of model")
     num_layers: int = option(12, help="layers, each attention followed by feed-forward")
     width: int = option(512, help="size of the hidden states")
     num_heads: int = option(8, help="attention heads per layer")

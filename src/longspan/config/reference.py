@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from longspan.config.formatting import dotted, shown, type_name
+from longspan.config.schema import Choice, help_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,14 @@ def documented(cls: type, prefix: str = "") -> Iterator[Documented]:
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         name, hint = dotted(prefix, field.name), hints[field.name]
+        if "choice" in field.metadata:
+            yield from _registered(field.metadata["choice"], name)
+            continue
+        if "sections" in field.metadata:
+            for entry, registered in field.metadata["sections"].items():
+                if registered.config_class is not None:
+                    yield from documented(registered.config_class, dotted(name, entry))
+            continue
         inner = _tables_in(hint)
         if inner and _is_list(hint):
             yield from documented(inner[0], f"{name}.0")
@@ -35,7 +44,7 @@ def documented(cls: type, prefix: str = "") -> Iterator[Documented]:
         default = "required" if field.default is dataclasses.MISSING else shown(field.default)
         if field.default_factory is not dataclasses.MISSING:
             default = shown(field.default_factory())
-        yield Documented(name, type_name(hint), default, field.metadata["help"])
+        yield Documented(name, type_name(hint), default, help_of(field))
 
 
 def _alternatives(tables: list[type], name: str) -> Iterator[Documented]:
@@ -49,6 +58,14 @@ def _alternatives(tables: list[type], name: str) -> Iterator[Documented]:
                 both = f"{seen[found.name].type} | {found.type}"
                 seen[found.name] = dataclasses.replace(seen[found.name], type=both)
     yield from seen.values()
+
+
+def _registered(choice: Choice, name: str) -> Iterator[Documented]:
+    """The tag, and the options of all classes that it can choose."""
+    tag = dotted(name, choice.tag)
+    yield Documented(tag, " | ".join(choice.registered), shown(choice.default_name), choice.help)
+    classes = dict.fromkeys(map(choice.class_of, choice.registered))
+    yield from (option for option in _alternatives(list(classes), name) if option.name != tag)
 
 
 def _tables_in(hint: Any) -> list[Any]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from longspan.config import schema
 from longspan.config.data import DataConfig
 from longspan.config.model import AdaptiveSpanConfig, ModelConfig
-from longspan.config.schema import option, section
+from longspan.config.pattern import with_defaults
+from longspan.config.schema import chosen_section, option, section
 from longspan.config.search import SearchConfig
 from longspan.config.training import EvaluationConfig, StageConfig, TrainingConfig
+from longspan.config.transformer_xl import TransformerXLConfig
 from longspan.errors import UserError
+from longspan.registry import ARCHITECTURES, load_plugins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +23,13 @@ class RunConfig:
 
     name: str = option("run", help="what the run folder is called")
     description: str = option("", help="one line about what this is")
+    plugins: tuple[str, ...] = option(
+        (), help="modules on the Python path to import first: they register what they add", first=load_plugins
+    )
     data: DataConfig = section(DataConfig, help="the text")
-    model: ModelConfig = section(AdaptiveSpanConfig, help="the model")
+    model: ModelConfig = chosen_section(
+        AdaptiveSpanConfig, "architecture", ARCHITECTURES, help="the model", tag_help="which kind of model"
+    )
     search: SearchConfig | None = option(
         None, help="with 'longspan search': how the pattern of the model's blocks is searched"
     )
@@ -33,9 +41,14 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.name in ("", ".", "..") or "/" in self.name or not self.name.isprintable():
             raise ValueError(f"name must do for a folder: printable and without '/', not {self.name!r}")
+        if ARCHITECTURES.name_of(type(self.model)) is None:
+            raise ValueError(
+                f"{type(self.model).__name__} holds the options of no architecture: register one with "
+                "longspan.register_architecture"
+            )
         if self.search is not None and not hasattr(self.model, "pattern"):
             raise ValueError(
-                f"search needs a model whose blocks have a pattern; {self.model.architecture} has none"
+                f"search needs a model whose blocks have a pattern; {self.architecture} has none"
             )
         if self.search is not None and getattr(self.model, "pattern", None) is not None:
             raise ValueError("search finds the pattern: leave out model.pattern or [search]")
@@ -43,6 +56,7 @@ class RunConfig:
         if self.search is not None and getattr(getattr(self.model, "span", None), "windows", None):
             raise ValueError("search finds which blocks attend: leave out model.span.windows or [search]")
 
+        self._complete_block_options()
         segment = self.training.segment_length
         for stage in self.stage:
             if segment is not None and segment % (stage.block_length or 1):
@@ -51,7 +65,21 @@ class RunConfig:
                     f"{stage.name!r}, {stage.block_length}"
                 )
 
+    @property
+    def architecture(self) -> str:
+        """The name that the class of the model's options is registered for."""
+        return ARCHITECTURES.name_of(type(self.model)) or ""
+
+    def _complete_block_options(self) -> None:
+        """What a run computes is all in its configuration, defaults of plugins too."""
+        used = getattr(self.model, "pattern", None) or (self.search.candidates if self.search else "")
+        given = getattr(self.model, "blocks", None)
+        if isinstance(given, dict) and (complete := with_defaults(given, used)) != given:
+            object.__setattr__(self, "model", replace(self.model, blocks=complete))
+
     def _check_long_attention(self) -> None:
+        if not isinstance(self.model, AdaptiveSpanConfig | TransformerXLConfig):
+            return
         given = getattr(self.model, "long_memory_length", None) is not None
         wanted = self.search is not None and "l" in self.search.candidates
         if wanted and getattr(self.model, "span", None) is not None:

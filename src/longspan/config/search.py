@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from longspan.config.pattern import check_pattern
+from longspan.config.pattern import check_pattern, letters
 from longspan.config.schema import option
 
 COLDEST, HOTTEST = 1e-6, 1e6  # beyond these float32 knows no way from one to the other
@@ -19,8 +19,7 @@ class SearchConfig:
     num_blocks: int = option(6, help="blocks of the stack; each is one of the candidates in the end")
     candidates: str = option(
         "sfi",
-        help="what a block can become: s attention, l long attention, f feed-forward, i identity, each at "
-        "most once",
+        help=lambda: f"what a block can become: {letters('slfi')}, each at most once",
     )
     sampling: Literal["soft", "straight-through"] = option(
         "soft", help="blocks mix their candidates, or pass on one of them and learn as if they had mixed"

@@ -12,7 +12,6 @@ from longspan.config.schema import option
 class ShaRnnConfig:
     """The network of "Single Headed Attention RNN" (Merity, 2019)."""
 
-    architecture: Literal["sha-rnn"] = option("sha-rnn", help="which kind of model")
     num_layers: int = option(4, help="layers: LSTM, attention where there is one, and feed-forward")
     width: int = option(1024, help="size of the hidden states")
     inner_width: int = option(4096, help="size of the feed-forward layer's hidden part")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from longspan.config.formatting import shown
 from longspan.config.schema import option
+
+Precision: TypeAlias = Literal["auto", "float32", "bf16", "fp16"]
 
 # Options that only some choices heed; with the others they must stay as they are.
 _HEEDED_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -125,13 +127,19 @@ class TrainingConfig:
         "whatever steps and stages are left",
     )
     micro_batches: int = option(1, help="run the batch in this many pieces: less memory, same gradients")
-    precision: Literal["float32", "bf16", "fp16"] = option("float32", help="arithmetic of the forward pass")
-    compile: bool = option(
-        False, help="compile with torch.compile all of the model but attention, whose shapes follow the spans"
+    precision: Precision = option(
+        "auto",
+        help="arithmetic of the forward pass; auto is bf16 on a GPU that has it, else float32; weights, "
+        "optimizer and evaluation are always float32",
+    )
+    compile: Literal["auto"] | bool = option(
+        "auto",
+        help="compile with torch.compile all of the model but attention, whose shapes follow the spans; auto "
+        "compiles on a GPU",
     )
     compile_warmup: int = option(
         0,
-        help="steps to take and take back before training, so that compiling is not counted in its time",
+        help="steps to run and roll back before training, so that compiling is not counted in its time",
         old_name="rehearsal",
     )
     average: float = option(

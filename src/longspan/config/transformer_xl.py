@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from longspan.config.pattern import check_pattern
+from longspan.config.pattern import block_options, check_pattern, letters
 from longspan.config.schema import option, section
 from longspan.config.span import SpanConfig
 from longspan.config.vocabulary import check_cutoffs
@@ -61,12 +61,13 @@ class TransformerXLConfig:
     for evaluation.
     """
 
-    architecture: Literal["transformer-xl"] = option("transformer-xl", help="which kind of model")
     num_layers: int = option(12, help="layers, each attention followed by feed-forward")
     pattern: str | None = option(
         None,
-        help="the blocks by letters: s attention, l long attention, f feed-forward, i identity; num_layers "
-        "is then not used (default: sf for every layer)",
+        help=lambda: (
+            f"the blocks by letters: {letters('slfi')}; num_layers is then not used "
+            "(default: sf for every layer)"
+        ),
     )
     width: int = option(512, help="size of the hidden states; even")
     num_heads: int = option(8, help="attention heads per layer")
@@ -100,6 +101,7 @@ class TransformerXLConfig:
         None, help="spans as in adaptive-span, up to a limit of memory_length (default: the whole memory)"
     )
     vocabulary: XLVocabularyConfig = section(XLVocabularyConfig, help="how words are read and predicted")
+    blocks: dict[str, Any] = block_options()
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "width", "num_heads", "inner_width"):

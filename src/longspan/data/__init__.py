@@ -1,5 +1,6 @@
 """Text as models read it: named corpora, tokenizers, token files, lanes and segments."""
 
+from longspan.data.corpus import Corpus
 from longspan.data.given import GivenTokens, TokenArray, given_tokens, token_array
 from longspan.data.lanes import BlockSource, LanePosition, Lanes, TokenBlock, check_fits
 from longspan.data.preparation import TokenizedCorpus, prepare
@@ -10,6 +11,7 @@ from longspan.data.tokenizers import Tokenizer, TokenStream, load_tokenizer
 
 __all__ = [
     "BlockSource",
+    "Corpus",
     "GivenTokens",
     "LanePosition",
     "Lanes",

@@ -5,16 +5,17 @@ The checksums are those of the archives as first published; every mirror has to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from longspan.data import local, registry
+from longspan.data import local
+from longspan.data import registry as added_names
 from longspan.data.corpus import Corpus, Form, Piece
 from longspan.data.download import Archive, Progress, unpacked
 from longspan.errors import UserError, nearest
 from longspan.home import home
+from longspan.registry import CORPORA
 
 _WIKITEXT_SPLITS = {"train": "wiki.train.tokens", "valid": "wiki.valid.tokens", "test": "wiki.test.tokens"}
 _HELD_OUT_BYTES = 5_000_000  # of enwik8 and text8, for valid and for test
@@ -51,57 +52,45 @@ WIKITEXT_103 = Archive(
 )
 
 
-@dataclass(frozen=True)
-class Named:
-    """A corpus that comes with the package."""
-
-    about: str
-    load: Callable[[Progress], Corpus]
-    archive: Archive | None = None
+ARCHIVES = {"enwik8": ENWIK8, "text8": TEXT8, "wikitext-2": WIKITEXT_2, "wikitext-103": WIKITEXT_103}
 
 
-def _downloaded(name: str, about: str, archive: Archive, splits: Callable[[str, Path], Corpus]) -> Named:
-    return Named(
-        about,
-        lambda progress: splits(name, unpacked(archive, folder_of(name), home() / "downloads", progress)),
-        archive,
-    )
+def python(progress: Progress) -> Corpus:
+    return local.python_sources()
 
 
-def _by_bytes(form: Form) -> Callable[[str, Path], Corpus]:
+def enwik8(progress: Progress) -> Corpus:
+    return _by_bytes("enwik8", "bytes", progress)
+
+
+def text8(progress: Progress) -> Corpus:
+    return _by_bytes("text8", "letters", progress)
+
+
+def wikitext_2(progress: Progress) -> Corpus:
+    return _wikitext("wikitext-2", progress)
+
+
+def wikitext_103(progress: Progress) -> Corpus:
+    return _wikitext("wikitext-103", progress)
+
+
+def _by_bytes(name: str, form: Form, progress: Progress) -> Corpus:
     """One file; its last bytes are held out, as everybody does."""
-
-    def splits(name: str, folder: Path) -> Corpus:
-        path = folder / name
-        size = path.stat().st_size
-        cuts = (0, size - 2 * _HELD_OUT_BYTES, size - _HELD_OUT_BYTES, size)
-        train, valid, test = ((Piece(path, start, stop),) for start, stop in pairwise(cuts))
-        return Corpus(name, {"train": train, "valid": valid, "test": test}, form)
-
-    return splits
+    path = _downloaded(name, progress) / name
+    size = path.stat().st_size
+    cuts = (0, size - 2 * _HELD_OUT_BYTES, size - _HELD_OUT_BYTES, size)
+    train, valid, test = ((Piece(path, start, stop),) for start, stop in pairwise(cuts))
+    return Corpus(name, {"train": train, "valid": valid, "test": test}, form)
 
 
-def _wikitext(name: str, folder: Path) -> Corpus:
+def _wikitext(name: str, progress: Progress) -> Corpus:
+    folder = _downloaded(name, progress)
     return Corpus(name, {split: (Piece.whole(folder / file),) for split, file in _WIKITEXT_SPLITS.items()})
 
 
-NAMED = {
-    "python": Named(
-        "the sources of Python's standard library on this machine", lambda progress: local.python_sources()
-    ),
-    "enwik8": _downloaded(
-        "enwik8", "the first 100 MB of an English Wikipedia dump of 2006", ENWIK8, _by_bytes("bytes")
-    ),
-    "text8": _downloaded(
-        "text8", "100 MB of English Wikipedia, only letters and blanks", TEXT8, _by_bytes("letters")
-    ),
-    "wikitext-2": _downloaded(
-        "wikitext-2", "good Wikipedia articles, 2 million words, rare ones <unk>", WIKITEXT_2, _wikitext
-    ),
-    "wikitext-103": _downloaded(
-        "wikitext-103", "good Wikipedia articles, 103 million words, rare ones <unk>", WIKITEXT_103, _wikitext
-    ),
-}
+def _downloaded(name: str, progress: Progress) -> Path:
+    return unpacked(ARCHIVES[name], folder_of(name), home() / "downloads", progress)
 
 
 def folder_of(name: str) -> Path:
@@ -113,27 +102,52 @@ def find(name_or_path: str, progress: Progress) -> Corpus:
     """The corpus with this name (downloaded first if need be), or the text in this file or folder."""
     if not name_or_path:  # as a path it would be the current folder
         raise UserError("the name of the corpus is empty: give a named corpus, a text file or a folder")
-    if name_or_path in NAMED:
-        return NAMED[name_or_path].load(progress)
-    added = registry.registered()
+    path = Path(name_or_path).expanduser()
+    looks_like_a_path = bool(path.suffix) or path.name != name_or_path
+    if not looks_like_a_path and name_or_path in CORPORA:
+        return _registered(name_or_path, progress)
+    added = added_names.registered()
     if name_or_path in added:
         return replace(local.from_path(added[name_or_path]), name=name_or_path)
-    path = Path(name_or_path).expanduser()
-    if path.exists() or path.suffix or path.name != name_or_path:  # nobody who types a path means a name
+    if path.exists() or looks_like_a_path:  # nobody who types a path means a name
         return local.from_path(path)
-    hint = nearest(name_or_path, [*NAMED, *added])
+    hint = nearest(name_or_path, [*CORPORA, *added])
     raise UserError(
         f"there is no corpus, file or folder '{name_or_path}'{hint} ('longspan data list' lists them)"
     )
 
 
+def _registered(name: str, progress: Progress) -> Corpus:
+    found = CORPORA[name].resolve()(progress)
+    if isinstance(found, str | Path):
+        found = local.from_path(Path(found).expanduser())
+    if not isinstance(found, Corpus):
+        raise UserError(
+            f"the corpus '{name}' was loaded as a {type(found).__name__}: its load must return a path or a "
+            "longspan.data.Corpus"
+        )
+    return replace(found, name=name)
+
+
+def is_name(corpus: str) -> bool:
+    """Whether it is the name of a corpus, and no path."""
+    return (
+        "." not in corpus and "/" not in corpus and corpus in CORPORA
+    ) or corpus in added_names.registered()
+
+
+def anchored(corpus: str) -> str:
+    """The same corpus wherever one stands: a path is made absolute."""
+    return corpus if is_name(corpus) else str(Path(corpus).expanduser().absolute())
+
+
 def add(name: str, place: Path) -> Path:
     """Give a file or folder of text a name."""
     place = place.expanduser().absolute()
-    if name in NAMED:
-        raise UserError(f"'{name}' is a corpus that comes with longspan: choose another name")
+    if name in CORPORA:
+        raise UserError(f"'{name}' is a corpus that comes with longspan or a plugin: choose another name")
     if not name or "/" in name or Path(name).exists():
         raise UserError(f"'{name}' reads like a path: choose a name such as 'novels'")
     local.from_path(place)  # complains now rather than when a training begins
-    registry.register(name, place)
+    added_names.register(name, place)
     return place

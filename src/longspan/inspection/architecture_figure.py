@@ -14,9 +14,9 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 from PIL import Image
 
-from longspan.config.pattern import LETTERS
 from longspan.files import whole_file
 from longspan.inspection.architecture import ArchitectureHistory
+from longspan.registry import BLOCKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +73,7 @@ def _figure(probabilities_BK: npt.NDArray[np.float64], candidates: str, title: s
     axes.set_title(title, loc="left", fontsize=11, color=INK)
     axes.set_xlabel("block", color=INK)
     axes.set_xticks(range(num_blocks), [str(block) for block in range(1, num_blocks + 1)])
-    axes.set_yticks(range(num_candidates), [f"{LETTERS[letter]}  {letter}" for letter in candidates])
+    axes.set_yticks(range(num_candidates), [f"{BLOCKS[letter].name}  {letter}" for letter in candidates])
     axes.set_xticks(np.arange(num_blocks + 1) - 0.5, minor=True)
     axes.set_yticks(np.arange(num_candidates + 1) - 0.5, minor=True)
     axes.grid(which="minor", color="#bbbbbb", linewidth=0.8)

@@ -46,6 +46,8 @@ def read_spans(run: RunFolder) -> SpanHistory:
             f"{run.path} has no spans to show: a run writes them while it trains, if its model learns spans"
         )
     steps, limits, spans = zip(*moments, strict=True)
+    if len({len(spans_H) for spans_LH in spans for spans_H in spans_LH}) > 1:
+        raise UserError(f"{run.path} has layers with different numbers of heads: read {run.spans} instead")
     return SpanHistory(run.config.name, limits[-1], np.array(steps), np.array(spans, dtype=np.float64))
 
 

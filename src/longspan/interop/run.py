@@ -14,13 +14,13 @@ from longspan.config import (
     RunConfig,
     TokenizerConfig,
 )
-from longspan.data import TokenizedCorpus, Tokenizer, corpora, prepare, registry
+from longspan.data import TokenizedCorpus, Tokenizer, corpora, prepare
 from longspan.data.download import Progress
 from longspan.data.tokenizers.number import NumberTokenizer
 from longspan.errors import UserError
 from longspan.interop.original import read_original
 from longspan.models import LanguageModel
-from longspan.runs import RunFolder, span_line
+from longspan.runs import RunFolder
 
 Project = Literal["adaptive-span", "sha-rnn", "transformer-xl"]
 # Whose way of reading and of scoring text a kind was trained for. fairseq's vocabulary is a file of its own.
@@ -43,7 +43,7 @@ def import_run(
     RunFolder.must_be_new(out)
     model_config, model = read_original(path, kind, config)
     data = DataConfig(
-        corpus="" if corpus is None else _anchored(corpus),
+        corpus="" if corpus is None else corpora.anchored(corpus),
         tokenizer=_tokenizer(None if corpus is None else kind, model_config, model.vocabulary_size),
     )
     tokenizer: Tokenizer = NumberTokenizer(model.vocabulary_size)
@@ -66,15 +66,9 @@ def import_run(
 
 
 def _spans(model: LanguageModel) -> dict[str, Any] | None:
-    seen = model.diagnostics()
-    return span_line(0, int(seen["span_limit"]), seen["spans_LH"].tolist()) if "spans_LH" in seen else None
-
-
-def _anchored(corpus: str) -> str:
-    """The same corpus wherever one stands: a path is made absolute."""
-    if corpus in corpora.NAMED or corpus in registry.registered():
-        return corpus
-    return str(Path(corpus).expanduser().absolute())
+    """The line of spans.jsonl at step 0: nothing was trained here."""
+    spans = model.records().get("spans")
+    return None if spans is None else {"step": 0, **spans}
 
 
 def _tokenizer(kind: str | None, model: ModelConfig, vocabulary_size: int) -> TokenizerConfig:

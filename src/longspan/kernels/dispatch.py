@@ -36,11 +36,11 @@ def forced_path() -> Path | None:
 def use_triton(x: Tensor) -> bool:
     """Whether Triton's kernels do what is done with `x`. What is being compiled becomes kernels anyway."""
     on_gpu = not torch.compiler.is_compiling() and x.is_cuda and x.dtype != torch.float64
-    return on_gpu and _forced.get() is None and _has_triton()
+    return on_gpu and _forced.get() is None and has_triton()
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
     try:
         import triton  # noqa: F401
     except ImportError:

@@ -31,3 +31,9 @@ class AnnealedTemperature(nn.Module):
         if self.exponential:
             return self.start * (self.end / self.start) ** x
         return self.start + (self.end - self.start) * x
+
+    def after_update(self) -> None:
+        self.updates.add_(1)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        return {"temperature": self()}

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from longspan.flops import Shape, flops
 from longspan.kernels.linear import FEW, FixedProduct, linear
 from longspan.kernels.qk_norm_rope import Placed, place
 from longspan.kernels.span_attention import cuts_windows, head_groups, one_token, soft_mask, span_attention
@@ -363,6 +364,23 @@ class Attention(Block):
         rows.narrow(1, kept.shape[1], new.shape[1]).copy_(new)
         return rows
 
+    def flops(self, shape: Shape) -> float:
+        """Projections, and for every head what it computes for the keys in its window W and memory M."""
+        (B, T, _), K = shape, self.head_width
+        D, positions = self.query.in_features, self._positions[0]
+        total = sum(flops(layer, shape) for layer in (self.query, self.key, self.value, self.out))
+        for W in self.span.windows_for(T):
+            M = _recalled(min(W, self.span.memory_length), shape)
+            if not self.keeps_keys:
+                total += 2 * (2 * M * D * K) / T  # keys and values of the memory
+            total += 2 * (2 * W * K)  # scores and weighted sum
+            if positions.has_keys:
+                total += 2 * W * K
+            total += flops(positions, shape) / self.num_heads * W / (B * T)  # once for all tokens
+        if self.persistent is not None:
+            total += 2 * (2 * self.persistent.keys_HPK.numel())
+        return total
+
     def _filled(self, state: State) -> Tensor:
         """How many rows of the memory are there."""
         if self.empty_start:
@@ -383,6 +401,14 @@ class Attention(Block):
         """The rows of a matrix that belong to these heads, in their order."""
         by_head = torch.unflatten(weight, 0, (self.num_heads, self.head_width))
         return select_heads(by_head, heads).flatten(0, 1)
+
+
+def _recalled(longest: int, shape: Shape) -> float:
+    """How much of its memory a block reads; on average, where a text is cut into contexts."""
+    if shape.context is None:
+        return longest
+    starts = range(0, shape.context, shape.block_length)
+    return sum(min(longest, n) for n in starts) / len(starts)
 
 
 def _last(x_BMX: Tensor, rows: int) -> Tensor:

@@ -17,6 +17,8 @@ Step: TypeAlias = "Callable[[Tensor], Tensor]"
 class Block(nn.Module, ABC):
     """One step of a stack. A block without memory has an empty state."""
 
+    from_plugin: bool = False
+
     def initial_state(self, batch_size: int) -> State:
         """The state of `batch_size` texts that have not begun."""
         return State({})

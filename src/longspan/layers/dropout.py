@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 FRESH, STALE = 3, 19
-"""Passes through a text without dropout, and the one from which on there is all of it."""
+"""Epochs without added dropout, and the epoch, counted from 1, from which on there is all of it."""
 
 
 class GrowingDropout(nn.Module):
-    """Dropout that sets in where a text is read again and again, from `least` to `most`.
+    """Dropout that grows from `least` to `most` as a text is read again and again.
 
-    A number on the device, since a recorded step is to hold for every pass.
+    A number on the device, since a captured CUDA graph is replayed in every epoch.
     """
 
     probability: Tensor
@@ -24,7 +26,7 @@ class GrowingDropout(nn.Module):
         self.register_buffer("probability", torch.tensor(least), persistent=False)
 
     def begin_epoch(self, number: int) -> None:
-        """Passes count from 0."""
+        """Epochs count from 0."""
         grown = min(max((number + 1 - FRESH) / (STALE - FRESH), 0.0), 1.0)
         self.probability.fill_(self.least + (self.most - self.least) * grown)
 
@@ -35,7 +37,11 @@ class GrowingDropout(nn.Module):
         return F.dropout(x, probability, probability > 0)
 
 
-def dropout(x: Tensor, probability: float | GrowingDropout, training: bool) -> Tensor:
+Dropout: TypeAlias = "float | GrowingDropout"
+"""A probability that stays, or one that grows."""
+
+
+def dropout(x: Tensor, probability: Dropout, training: bool) -> Tensor:
     """torch's dropout; in compiled code for a GPU, by a hash of the place of every number.
 
     There the generator of torch takes longer than reading and writing the numbers.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longspan.errors import UserError
+from longspan.flops import Shape
 
 
 class AdaptiveEmbedding(nn.Module):
@@ -77,6 +78,12 @@ class AdaptiveEmbedding(nn.Module):
             rows_BTK = F.embedding(places_BT, self.tables[number]) * inside_BT[..., None]
             parts.append(F.linear(rows_BTK, self.projections[number]))
         return reduce(torch.add, parts) * math.sqrt(self.width)
+
+    def flops(self, shape: Shape) -> float:
+        return sum(2.0 * projection_DK.numel() for projection_DK in self.projections)
+
+    def optimizer_groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"no_decay": [*self.tables, *self.projections]}
 
     def cluster_tables(self) -> list[Tensor]:
         """The rows of each cluster."""

@@ -1,4 +1,4 @@
-"""What the last few tokens mean together.
+"""Embeddings of n-grams: the last few tokens together.
 
 Shapes: B batch, T block, D width, E width of a table, N - 1 tokens before a block.
 """
@@ -11,24 +11,25 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
+from longspan.layers.input_layer import InputLayer
 from longspan.state import State
 
 PRIME = 2**31 - 1  # products of two numbers below it are exact in int64, on every device
 ROOT = 48271  # its powers modulo PRIME run through every number
 
 
-class NgramEmbeddings(nn.Module):
+class NgramEmbeddings(InputLayer):
     """sum_n E_n[k_n(d_{t-n+1} ... d_t)] for every n of `sizes`, with d = token + 1, and 0 before a text.
 
     k_n = (sum_i d_{t-i} m_n^i mod p) mod R, i = 0 ... n - 1, with a prime p far above the R rows of a table.
     Where all n-grams fit into `rows`, each has a row of its own: m_n = V + 1, and R is their number. Else
-    they are hashed, for every n with another multiplier: who share a row as pairs part as triples. Tables
-    begin at zero. The state holds the last N - 1 digits d, N the largest of `sizes`. Tables may be narrower
-    than the model: what they say is laid side by side, and a matrix that begins as N(0, 1/columns) widens it.
+    they are hashed, with another multiplier for every n: two pairs that share a row by chance do not share
+    rows as parts of triples. Tables begin at zero. The state holds the last N - 1 digits d, N the largest of
+    `sizes`. Tables may be narrower than the model: their rows are concatenated, and a matrix that begins as
+    N(0, 1/columns) projects them to its width.
 
-    A text that is read a second time finds its own rare n-grams, and what followed them, in the tables. So in
-    training, from the second pass on, every table is silent about a token with probability `dropout`: whoever
-    has to do without some of them does not learn to trust that.
+    From the second epoch on the tables have memorised the rare n-grams of the training text, and what follows
+    them. So in training, from then on, a table's row is dropped per token with probability `dropout`.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class NgramEmbeddings(nn.Module):
     ) -> None:
         super().__init__()
         self.dropout = dropout
-        # On the device, where a recorded step finds it whenever it is replayed.
+        # On the device, where a replayed CUDA graph reads it.
         self.silence: Tensor
         self.register_buffer("silence", torch.zeros(()), persistent=False)
         digits = vocabulary_size + 1
@@ -65,7 +66,7 @@ class NgramEmbeddings(nn.Module):
         )
 
     def begin_epoch(self, number: int) -> None:
-        """Passes count from 0: what is read for the first time cannot be known by heart."""
+        """Epochs count from 0: a text that is read for the first time cannot have been memorised."""
         self.silence.fill_(self.dropout if number > 0 else 0.0)
 
     def compile_parts(self) -> None:
@@ -77,14 +78,14 @@ class NgramEmbeddings(nn.Module):
         block = tokens_BT.shape[1]
         rows = self._rows(digits_BS, block)
         found = [table(rows_BT) for table, rows_BT in zip(self.tables, rows, strict=True)]
-        # A GPU is not asked: it would have to finish first, and a recorded step is to hold for every pass.
+        # On a GPU reading the number would synchronise, and a captured graph is replayed in every epoch.
         if self.training and self.dropout > 0 and (self.silence.is_cuda or self.silence > 0):
             found = self._silenced(found)
         out_BTD = reduce(torch.add, found) if self.widen is None else self.widen(torch.cat(found, dim=-1))
         return out_BTD, State({"before": digits_BS[:, block:]})
 
     def _silenced(self, found: list[Tensor]) -> list[Tensor]:
-        """What is not left out counts for as much more."""
+        """Dropout of whole rows: what is kept is scaled by 1 / (1 - p)."""
         draws_BT = (torch.rand(table_BTE.shape[:2], device=table_BTE.device) for table_BTE in found)
         said_BT = ((draw_BT >= self.silence) / (1 - self.silence) for draw_BT in draws_BT)
         return [table_BTE * s_BT[..., None] for table_BTE, s_BT in zip(found, said_BT, strict=True)]

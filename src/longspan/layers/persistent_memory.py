@@ -23,6 +23,9 @@ class PersistentMemory(nn.Module):
         self.keys_HPK = nn.Parameter(torch.randn(num_heads, size, head_width) / math.sqrt(head_width))
         self.values_HPK = nn.Parameter(torch.randn(num_heads, size, head_width) / math.sqrt(size))
 
+    def optimizer_groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"no_decay": [self.keys_HPK, self.values_HPK]}
+
     def of(self, heads: list[int]) -> tuple[Tensor, Tensor]:
         """Keys and values of some of the heads, as attention uses them."""
         num_persistent, head_width = self.keys_HPK.shape[1:]

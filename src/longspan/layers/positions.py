@@ -72,6 +72,9 @@ class LearnedDistanceKeys(Positions):
         super().__init__()
         self.keys_LK = nn.Parameter(torch.randn(limit, head_width))
 
+    def optimizer_groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"no_decay": [self.keys_LK]}
+
     def terms(self, num_queries: int, window: int, heads: list[int]) -> Terms:
         return Terms(self.keys_LK)
 
@@ -83,6 +86,9 @@ class QueryBiases(nn.Module):
         super().__init__()
         self.content_HK = nn.Parameter(torch.zeros(num_heads, head_width))
         self.distance_HK = nn.Parameter(torch.zeros(num_heads, head_width))
+
+    def optimizer_groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"no_decay": [self.content_HK, self.distance_HK]}
 
 
 class SinusoidDistances(Positions):

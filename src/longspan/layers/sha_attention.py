@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from longspan.flops import Shape, flops
 from longspan.layers.dropout import dropout
 from longspan.layers.reading import Reading, ReadsInPieces
 from longspan.state import State
@@ -100,6 +101,12 @@ class SingleHeadAttention(ReadsInPieces):
 
     def drop(self, x: Tensor) -> Tensor:
         return dropout(x, self.dropout, self.training)
+
+    def flops(self, shape: Shape) -> float:
+        """The query, scores and weighted sum over all keys, and the gate once for all tokens."""
+        keys, width = max(self.memory_length, shape.block_length), self.query.in_features
+        gate = flops(self.value_gate, shape) / (shape.batch_size * shape.block_length)
+        return flops(self.query, shape) + 2 * 2 * keys * width + gate
 
 
 class _Reading(Reading):

@@ -27,6 +27,9 @@ class ShortConvolution(Block):
         size, width = self.weight_ND.shape
         return State({"before": self.weight_ND.new_zeros(batch_size, size - 1, width)})
 
+    def optimizer_groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"no_decay": [self.weight_ND]}
+
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         x_BTD, before_BND = self.norm(h_BTD), state.tensor("before")
         x_BSD = torch.cat([before_BND.to(x_BTD.dtype), x_BTD], dim=1)

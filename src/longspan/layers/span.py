@@ -2,8 +2,8 @@
 
 A span module says how far each head must be computed now (`windows_for`) and how far it may ever look
 (`caps`), how much must be remembered (`memory_length`), and which soft edge the kernel applies (`spans_H`,
-`ramp`). All but the last are plain integers. After every update they are sent for, and whoever asks for them
-first waits until they arrive.
+`ramp`). All but the last are plain integers. After every update they are copied to the host asynchronously;
+the first reader synchronises.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 import torch
@@ -115,8 +115,9 @@ class LearnedSpan(Span):
 
     z in [0, 1] is learned; `fraction_H` holds one of each head, or a single one that the layer's heads share.
     The limit is the same for all heads, or rises in geometric steps from the first head's to the last's.
-    The penalty is loss per token of mean span; `clamp_and_read` follows each update. A penalty that grows
-    counts the updates in a tensor, saved with the weights, so that a run that goes on has the one it had.
+    The penalty is loss per token of mean span. A penalty that grows counts the updates in a tensor, saved
+    with the weights, so that a resumed run has the one it had. Hooks serve the spans of all layers at once:
+    one by one they would be a hundred small operations a step.
     """
 
     is_soft = True
@@ -167,7 +168,7 @@ class LearnedSpan(Span):
             self._reading.arrive()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies: they have their sizes, nothing is on its way to them."""
+        """For copies: they get their sizes, and no copy to the host is left open."""
         self._await_sizes()
         return self.__dict__
 
@@ -178,9 +179,35 @@ class LearnedSpan(Span):
     def spans_H(self) -> Tensor | None:
         return self._in_tokens(self.fractions_H())
 
-    def count_update(self) -> None:
+    @staticmethod
+    def penalties_of(spans: Sequence[LearnedSpan]) -> dict[str, Tensor]:
+        return {"span": span_penalty(spans)}
+
+    def after_update(self) -> None:
         if self.updates is not None:
             self.updates += 1
+
+    @staticmethod
+    def refresh_of(spans: Sequence[LearnedSpan]) -> None:
+        clamp_and_read(spans)
+
+    @staticmethod
+    def diagnostics_of(spans: Sequence[LearnedSpan]) -> dict[str, Tensor]:
+        """The spans in tokens, [L, H], where all layers have as many heads; their mean and the longest."""
+        sizes = [span.sizes_H() for span in spans]
+        all_sizes = torch.cat(sizes)
+        seen = {"span_mean": all_sizes.mean(), "span_max": all_sizes.max()}
+        if len({len(sizes_H) for sizes_H in sizes}) == 1:
+            seen["spans_LH"] = torch.stack(sizes)
+        return seen
+
+    @staticmethod
+    def records_of(spans: Sequence[LearnedSpan]) -> dict[str, dict[str, Any]]:
+        sizes = _of_each(spans, torch.cat([span.sizes_H() for span in spans]))
+        return {"spans": {"limit": max(span.limit for span in spans), "spans": sizes}}
+
+    def optimizer_groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"span": [self.fraction_H]}
 
     def sizes_H(self) -> Tensor:
         """How many tokens each head can see, the ramp included."""
@@ -215,25 +242,34 @@ def rounded_up(length: int) -> int:
 
 
 class _Reading:
-    """z of all heads of all layers on the way to the host: one copy, for which nobody has to wait yet."""
+    """z of all heads of all layers on the way to the host: one asynchronous copy. N heads of all layers."""
 
-    def __init__(self, spans: Sequence[LearnedSpan], fractions_LH: Tensor) -> None:
+    def __init__(self, spans: Sequence[LearnedSpan], fractions_N: Tensor) -> None:
         self._spans = spans
-        self._fractions_LH = torch.empty_like(fractions_LH, device="cpu", pin_memory=True)
-        self._fractions_LH.copy_(fractions_LH, non_blocking=True)
+        self._fractions_N = torch.empty_like(fractions_N, device="cpu", pin_memory=True)
+        self._fractions_N.copy_(fractions_N, non_blocking=True)
         self._done = torch.cuda.Event()
-        self._done.record(torch.cuda.current_stream(fractions_LH.device))
+        self._done.record(torch.cuda.current_stream(fractions_N.device))
 
     def arrive(self) -> None:
         self._done.synchronize()
-        _set_sizes(self._spans, self._fractions_LH)
+        _set_sizes(self._spans, self._fractions_N)
 
 
 def span_penalty(spans: Sequence[LearnedSpan]) -> Tensor:
     """The price of looking far: the sum of weight * mean over heads of z * limit, or so far a part of it.
 
-    For all layers of a model at once: one by one they would be a hundred small operations a step.
+    Layers with the same settings, in our models all of them, are computed at once.
     """
+    alike: dict[Any, list[LearnedSpan]] = {}
+    for span in spans:
+        grows = span.updates is not None
+        settings = span.limit, span.limits, span.penalty_weight, span._free, span._growth, grows
+        alike.setdefault(settings, []).append(span)
+    return reduce(torch.add, map(_penalty_of_alike, alike.values()))
+
+
+def _penalty_of_alike(spans: Sequence[LearnedSpan]) -> Tensor:
     any_of_them = spans[0]
     tokens_LH = any_of_them._in_tokens(torch.stack([span.fractions_H() for span in spans]))
     whole = any_of_them.penalty_weight * tokens_LH.mean(dim=1).sum()
@@ -243,24 +279,28 @@ def span_penalty(spans: Sequence[LearnedSpan]) -> Tensor:
 
 
 def clamp_and_read(spans: Sequence[LearnedSpan]) -> None:
-    """Put every z back into [0, 1] and send for the integer sizes that follow from it."""
-    if not spans:
-        return
+    """Put every z back into [0, 1] and start the copy of z that the integer sizes are derived from."""
     with torch.no_grad():
         fractions: list[Tensor] = [span.fraction_H for span in spans]
         torch._foreach_clamp_min_(fractions, 0.0)
         torch._foreach_clamp_max_(fractions, 1.0)
-        fractions_LH = torch.stack([span.fractions_H() for span in spans])
-    if fractions_LH.is_cuda:
-        reading = _Reading(spans, fractions_LH)
+        fractions_N = torch.cat([span.fractions_H() for span in spans])
+    if fractions_N.is_cuda:
+        reading = _Reading(spans, fractions_N)
         for span in spans:
             span._reading = reading
-    elif not fractions_LH.is_meta:
-        _set_sizes(spans, fractions_LH)
+    elif not fractions_N.is_meta:
+        _set_sizes(spans, fractions_N)
 
 
-def _set_sizes(spans: Sequence[LearnedSpan], fractions_LH: Tensor) -> None:
-    for span, fractions in zip(spans, fractions_LH.tolist(), strict=True):
+def _of_each(spans: Sequence[LearnedSpan], values_N: Tensor) -> list[list[float]]:
+    """What belongs to the heads of every layer, after one copy to the host."""
+    values = iter(values_N.tolist())
+    return [[next(values) for _ in range(span._num_heads)] for span in spans]
+
+
+def _set_sizes(spans: Sequence[LearnedSpan], fractions_N: Tensor) -> None:
+    for span, fractions in zip(spans, _of_each(spans, fractions_N), strict=True):
         span._reading = None
         if not any(map(math.isnan, fractions)):  # a diverged model has no sizes: its loss will tell
             span.set_fractions(fractions)

@@ -1,39 +1,31 @@
-"""The architectures, and the table of them."""
+"""Models, and how one is built from its configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from longspan.config import ModelConfig, RunConfig
-from longspan.models.adaptive_span import adaptive_span
-from longspan.models.all_attention import all_attention
-from longspan.models.gpt import gpt
+from longspan.config import ModelConfig, RunConfig, SpanConfig
+from longspan.errors import UserError
 from longspan.models.interface import LanguageModel
-from longspan.models.modern import modern
-from longspan.models.sha_rnn import sha_rnn
 from longspan.models.stack import Stack
 from longspan.models.supernet import Supernet, supernet
-from longspan.models.transformer_xl import transformer_xl
 from longspan.models.windows import set_windows
+from longspan.registry import ARCHITECTURES
 
-__all__ = ["ARCHITECTURES", "LanguageModel", "Stack", "Supernet", "build", "build_run"]
-
-ARCHITECTURES: dict[str, Callable[[Any, int], LanguageModel]] = {
-    "adaptive-span": adaptive_span,
-    "all-attention": all_attention,
-    "gpt": gpt,
-    "modern": modern,
-    "sha-rnn": sha_rnn,
-    "transformer-xl": transformer_xl,
-}
+__all__ = ["LanguageModel", "Stack", "Supernet", "build", "build_run"]
 
 
 def build(config: ModelConfig, vocabulary_size: int) -> LanguageModel:
     """The model that `config` describes, with fresh weights from torch's random generator."""
-    model = ARCHITECTURES[config.architecture](config, vocabulary_size)
+    name = ARCHITECTURES.name_of(type(config))
+    if name is None:
+        raise UserError(f"{type(config).__name__} holds the options of no registered architecture")
+    model = ARCHITECTURES[name].resolve()(config, vocabulary_size)
+    if not isinstance(model, LanguageModel):
+        raise UserError(
+            f"the build of architecture '{name}' returned a {type(model).__name__}: it must return a "
+            "longspan.LanguageModel"
+        )
     span = getattr(config, "span", None)
-    if span is not None and span.windows is not None:
+    if isinstance(span, SpanConfig) and span.windows is not None:
         set_windows(model, span.windows)
     return model
 

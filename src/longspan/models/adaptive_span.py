@@ -18,7 +18,7 @@ from longspan.layers.feed_forward import FeedForward
 from longspan.layers.identity import Identity
 from longspan.layers.positions import LearnedDistanceKeys
 from longspan.layers.span import build_span
-from longspan.models.pattern import Arrange, Makers, by_pattern
+from longspan.models.pattern import Arrange, Makers, by_pattern, registered_makers
 from longspan.models.stack import Stack
 from longspan.models.vocabulary import embedding_and_head
 
@@ -40,6 +40,7 @@ def adaptive_span(config: AdaptiveSpanConfig, vocabulary_size: int, arrange: Arr
             config.width, config.inner_width, dropout=config.dropout, norm_first=norm_first
         ),
         "i": Identity,
+        **registered_makers(config),
     }
     blocks = (arrange or by_pattern(config.pattern, config.num_layers))(makers)
     embedding, head = embedding_and_head(config.vocabulary, config.width, vocabulary_size)

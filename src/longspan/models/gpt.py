@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longspan.config import GptConfig, SpanConfig
+from longspan.flops import Shape
 from longspan.layers.absolute_positions import AbsolutePositions
 from longspan.layers.attention import Attention
 from longspan.layers.block import Block, Step, carried
@@ -82,6 +83,9 @@ class StackInContexts(Stack):
 
     def step_from(self, state: State) -> Step | None:
         return carried(self, self.decoding_state(state))
+
+    def flops(self, shape: Shape) -> float:
+        return super().flops(shape._replace(context=self.context))
 
     def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
         # Else one copy to the host says where contexts end: blocks are cut there, each row at its own ends.

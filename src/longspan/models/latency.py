@@ -18,7 +18,7 @@ def measure_costs(model: Supernet, config: RunConfig) -> None:
     """Where the search counts latency, let every candidate cost the time it takes where the model is now."""
     if config.search is None or config.search.cost != "latency":
         return
-    shape = (config.training.batch_size, config.training.block_length, config.model.width)
+    shape = (config.training.batch_size, config.training.block_length, _width(model))
     seconds = {letter: block_seconds(block, shape) for letter, block in model.candidates().items()}
     model.set_costs(seconds)
 
@@ -42,6 +42,13 @@ def block_seconds(block: Block, shape_BTD: tuple[int, int, int]) -> float:
             torch.autograd.grad(out_BTD.sum(), [h_BTD, *weights], allow_unused=True)
             seconds.append(_now(device) - start)
     return statistics.median(seconds[WARM_UPS:])
+
+
+def _width(model: Supernet) -> int:
+    """Of the hidden states."""
+    with torch.no_grad():
+        device = next(model.parameters()).device
+        return int(model.embedding(torch.zeros(1, 1, dtype=torch.long, device=device)).shape[-1])
 
 
 def _now(device: torch.device) -> float:

@@ -84,9 +84,9 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
         ]
     _initial_values(blocks, config.width)
     embedding, head = _embedding_and_head(config, vocabulary_size)
-    ngrams = None
+    inputs = {}
     if config.ngrams:
-        ngrams = NgramEmbeddings(
+        inputs["ngrams"] = NgramEmbeddings(
             vocabulary_size,
             config.width,
             sizes=config.ngrams,
@@ -101,7 +101,7 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
         shared={"positions": positions} if positions.shared else None,
         final_norm=norm(config.width),
         dropout=output_dropout,
-        ngrams=ngrams,
+        inputs=inputs,
     )
 
 

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from longspan.layers.block import Block, Step
-from longspan.layers.dropout import GrowingDropout
+from longspan.layers.dropout import Dropout
 from longspan.layers.dropout import dropout as drop
 from longspan.layers.embeddings import AdaptiveEmbedding
-from longspan.layers.ngrams import NgramEmbeddings
-from longspan.layers.span import LearnedSpan, clamp_and_read, span_penalty
+from longspan.layers.input_layer import InputLayer
 from longspan.models.interface import LanguageModel
 from longspan.output import OutputHead
 from longspan.state import State
@@ -23,8 +22,8 @@ class Stack(LanguageModel):
     """embedding -> block, block, block ... -> head.
 
     `shared` modules are used by several blocks and owned by the stack. `dropout` acts on the embeddings and
-    on what the head gets. `ngrams` add to the embeddings what tokens mean together. Learned spans, wherever
-    they are in the blocks, report their penalty and sizes through the hooks of the interface.
+    on what the head gets. `inputs` are layers that read the tokens too: what they give is added to the
+    embedding. Their states, and their weights in a checkpoint, have their names.
     """
 
     def __init__(
@@ -35,12 +34,14 @@ class Stack(LanguageModel):
         *,
         shared: Mapping[str, nn.Module] | None = None,
         final_norm: nn.Module | None = None,
-        dropout: float | GrowingDropout = 0.0,
-        ngrams: NgramEmbeddings | None = None,
+        dropout: Dropout = 0.0,
+        inputs: Mapping[str, InputLayer] | None = None,
     ) -> None:
         super().__init__()
         self.embedding = embedding
-        self.ngrams = ngrams
+        self._inputs = tuple(inputs or ())
+        for name, layer in (inputs or {}).items():
+            self.add_module(name, layer)
         self.blocks = nn.ModuleList(blocks)
         self.shared = nn.ModuleDict(shared)
         self.final_norm = final_norm
@@ -48,11 +49,15 @@ class Stack(LanguageModel):
         self.dropout = dropout
         self._drop = drop
         self.vocabulary_size = embedding.num_embeddings
-        self.register_load_state_dict_post_hook(_refresh_after_loading)  # type: ignore[no-untyped-call]
 
     def initial_state(self, batch_size: int) -> State:
-        begun = {} if self.ngrams is None else {"ngrams": self.ngrams.initial_state(batch_size)}
+        begun = {name: layer.initial_state(batch_size) for name, layer in self.input_layers().items()}
         return State(begun | {"blocks": self._each_block(lambda block, _: block.initial_state(batch_size))})
+
+    def input_layers(self) -> dict[str, InputLayer]:
+        """Those that read the tokens beside the embedding, by name."""
+        layers = ((name, getattr(self, name)) for name in self._inputs)
+        return {name: layer for name, layer in layers if isinstance(layer, InputLayer)}
 
     def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
         h_BTD, read = self._embedded(tokens_BT, state)
@@ -72,10 +77,11 @@ class Stack(LanguageModel):
     def _embedded(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, dict[str, State]]:
         """What the blocks get, and what is remembered of the tokens themselves."""
         e_BTD: Tensor = self.embedding(tokens_BT)
-        if self.ngrams is None:
-            return e_BTD, {}
-        together_BTD, read = self.ngrams(tokens_BT, state.branch("ngrams"))
-        return e_BTD + together_BTD, {"ngrams": read}
+        read: dict[str, State] = {}
+        for name, layer in self.input_layers().items():
+            more_BTD, read[name] = layer(tokens_BT, state.branch(name))
+            e_BTD = e_BTD + more_BTD
+        return e_BTD, read
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile every block on its own, and the last norm: blocks of a kind share their code.
@@ -90,13 +96,8 @@ class Stack(LanguageModel):
             self.final_norm.forward = torch.compile(self.final_norm.forward)
         if self.dropout != 0:
             self._drop = torch.compile(drop)
-        if self.ngrams is not None:
-            self.ngrams.compile_parts()
-
-    def begin_epoch(self, number: int) -> None:
-        for module in self.modules():
-            if isinstance(module, NgramEmbeddings | GrowingDropout):
-                module.begin_epoch(number)
+        for layer in self.input_layers().values():
+            layer.compile_parts()
 
     def decoding_state(self, state: State) -> State:
         blocks = state.branch("blocks")
@@ -104,7 +105,6 @@ class Stack(LanguageModel):
         return State({**state, "blocks": prepared})
 
     def step_from(self, state: State) -> Step | None:
-        """`forward` for single tokens, tokens_1B -> hidden_1BD; see `Block.step_from`."""
         blocks = state.branch("blocks")
         named = ((name, block) for name, block in self.blocks.named_children() if isinstance(block, Block))
         steps: list[Step] = []
@@ -130,40 +130,6 @@ class Stack(LanguageModel):
     def shape_key(self, state: State) -> Hashable | None:
         return tuple(block.shape_key() for block in self.blocks if isinstance(block, Block))
 
-    def penalties(self) -> dict[str, Tensor]:
-        spans = self._learned_spans()
-        return {"span": span_penalty(spans)} if spans else {}
-
-    def after_update(self) -> None:
-        for span in self._learned_spans():
-            span.count_update()
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Derive from the weights what is derived from them: they were updated, loaded or changed by hand.
-
-        Until then heads look as far as the spans before let them, which for longer ones is not far enough.
-        """
-        clamp_and_read(self._learned_spans())
-
-    def diagnostics(self) -> dict[str, Tensor]:
-        spans = self._learned_spans()
-        if not spans:
-            return {}
-        return {
-            "spans_LH": torch.stack([span.sizes_H() for span in spans]),
-            "span_limit": torch.tensor(max(span.limit for span in spans)),
-        }
-
-    def _learned_spans(self) -> list[LearnedSpan]:
-        return [module for module in self.modules() if isinstance(module, LearnedSpan)]
-
     def _each_block(self, make: Callable[[Block, str], State]) -> State:
         named = ((name, block) for name, block in self.blocks.named_children() if isinstance(block, Block))
         return State({name: make(block, name) for name, block in named})
-
-
-def _refresh_after_loading(model: nn.Module, _: Any) -> None:
-    """Integer sizes are derived from the weights: loaded weights bring new ones."""
-    assert isinstance(model, Stack)
-    model.refresh()

@@ -8,23 +8,24 @@ Shapes: B blocks of the stack, K candidates.
 from __future__ import annotations
 
 import heapq
+import inspect
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from longspan.config import AdaptiveSpanConfig, RunConfig, SearchConfig, TransformerXLConfig
+from longspan.config import RunConfig, SearchConfig
+from longspan.errors import UserError
+from longspan.flops import Shape, flops
 from longspan.layers.annealing import AnnealedTemperature
 from longspan.layers.block import Block
 from longspan.layers.gumbel_block import GumbelBlock
-from longspan.models.adaptive_span import adaptive_span
-from longspan.models.flops import Shape, flops
 from longspan.models.pattern import Arrange, Makers
 from longspan.models.stack import Stack
-from longspan.models.transformer_xl import transformer_xl
+from longspan.registry import ARCHITECTURES
 
 
 def supernet(config: RunConfig, vocabulary_size: int) -> Supernet:
@@ -35,6 +36,9 @@ def supernet(config: RunConfig, vocabulary_size: int) -> Supernet:
     temperature = AnnealedTemperature(search, max(1, steps))
 
     def arrange(makers: Makers) -> list[Block]:
+        lacking = next((letter for letter in search.candidates if letter not in makers), None)
+        if lacking is not None:
+            raise UserError(f"{config.architecture} has no block '{lacking}': leave it out of the candidates")
         return [
             GumbelBlock(
                 {letter: makers[letter]() for letter in search.candidates}, temperature, search.sampling
@@ -65,6 +69,7 @@ class Supernet(Stack):
             shared={**dict(stack.shared.items()), "temperature": temperature},
             final_norm=stack.final_norm,
             dropout=stack.dropout,
+            inputs=stack.input_layers(),
         )
         self.block_invariant = stack.block_invariant
         self.letters = search.candidates
@@ -136,16 +141,16 @@ class Supernet(Stack):
         expected = (self.probabilities_BK() @ self.costs_K.to(self._stochastic()[0].logits_K.dtype)).mean()
         return {**super().penalties(), "search_cost": self.cost_weight * expected / self.costs_K.max()}
 
-    def after_update(self) -> None:
-        super().after_update()
-        self._temperature[0].updates.add_(1)
-
     def diagnostics(self) -> dict[str, Tensor]:
-        return {
-            **super().diagnostics(),
-            "architecture_BK": self.probabilities_BK().detach(),
-            "temperature": self._temperature[0](),
+        return {**super().diagnostics(), "architecture_BK": self.probabilities_BK().detach()}
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        architecture = {
+            "temperature": float(self._temperature[0]()),
+            "candidates": self.letters,
+            "probabilities": self.probabilities_BK().tolist(),
         }
+        return {**super().records(), "architecture": architecture}
 
     def _stochastic(self) -> list[GumbelBlock]:
         return [block for block in self.blocks if isinstance(block, GumbelBlock)]
@@ -156,8 +161,10 @@ class Supernet(Stack):
 
 
 def _arranged(config: RunConfig, vocabulary_size: int, arrange: Arrange) -> Stack:
-    model = config.model
-    if isinstance(model, AdaptiveSpanConfig):
-        return adaptive_span(model, vocabulary_size, arrange)
-    assert isinstance(model, TransformerXLConfig)  # RunConfig takes no other with [search]
-    return transformer_xl(model, vocabulary_size, arrange)
+    build = ARCHITECTURES[config.architecture].resolve()
+    if "arrange" not in inspect.signature(build).parameters:
+        raise UserError(f"{config.architecture} cannot be searched: its build takes no argument 'arrange'")
+    stack = build(config.model, vocabulary_size, arrange=arrange)
+    if not isinstance(stack, Stack):
+        raise UserError(f"{config.architecture} cannot be searched: its build must return a longspan.Stack")
+    return stack

@@ -26,7 +26,7 @@ from longspan.layers.identity import Identity
 from longspan.layers.persistent_memory import PersistentMemory
 from longspan.layers.positions import QueryBiases, SinusoidDistances
 from longspan.layers.span import FixedSpan, Span, WholeMemory, build_span
-from longspan.models.pattern import Arrange, by_pattern
+from longspan.models.pattern import Arrange, by_pattern, registered_makers
 from longspan.models.stack import Stack
 from longspan.output import AdaptiveSoftmaxHead
 
@@ -72,6 +72,7 @@ def transformer_xl(
             norm_first=norm_first,
         ),
         "i": Identity,
+        **registered_makers(config),
     }
     if config.long_memory_length is not None:
         makers["l"] = partial(attention, config.long_memory_length)
@@ -126,8 +127,15 @@ def _embedding_and_head(
 
 
 def _initial_values(model: Stack) -> None:
-    """Those of the original: all weights N(0, 0.02), but projections of words N(0, 0.01); biases 0."""
+    """Those of the original: all weights N(0, 0.02), but projections of words N(0, 0.01); biases 0.
+
+    Blocks of plugins keep their own.
+    """
+    plugins = [part for part in model.modules() if isinstance(part, Block) and part.from_plugin]
+    left_alone = {module for block in plugins for module in block.modules()}
     for module in model.modules():
+        if module in left_alone:
+            continue
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)
             if module.bias is not None:

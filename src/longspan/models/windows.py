@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from longspan.config import ModelConfig, ShaRnnConfig, SpanConfig
+from longspan.config import ModelConfig, SpanConfig
 from longspan.errors import UserError
 from longspan.layers.span import FixedSpan
 from longspan.models.interface import LanguageModel
@@ -29,8 +29,8 @@ def with_frozen_spans(config: ModelConfig, model: LanguageModel) -> ModelConfig:
     in part, is seen as a whole.
     """
     learned_LH = model.diagnostics().get("spans_LH")
-    if isinstance(config, ShaRnnConfig) or config.span is None or learned_LH is None:
+    span = getattr(config, "span", None)
+    if not isinstance(span, SpanConfig) or learned_LH is None:
         raise UserError("this model has learned no spans: there is nothing to freeze")
     windows = tuple(tuple(map(int, spans_H)) for spans_H in learned_LH.tolist())
-    limit = config.span.limit
-    return replace(config, span=SpanConfig(kind="fixed", limit=limit, windows=windows))
+    return replace(config, span=SpanConfig(kind="fixed", limit=span.limit, windows=windows))

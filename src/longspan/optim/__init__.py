@@ -2,6 +2,7 @@
 
 from longspan.optim.adagrad import Adagrad
 from longspan.optim.build import build_optimizers, compile_updates, set_rate
+from longspan.optim.groups import undeclared_notice
 from longspan.optim.lamb import Lamb
 from longspan.optim.memory import memories, restore_memories
 from longspan.optim.muon import Muon
@@ -18,4 +19,5 @@ __all__ = [
     "memories",
     "restore_memories",
     "set_rate",
+    "undeclared_notice",
 ]

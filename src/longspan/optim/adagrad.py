@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from longspan.kernels.compile_fallback import CompileFallback
 from longspan.optim.norms import norms
 
 EPSILON = 1e-10
@@ -28,9 +29,10 @@ class Adagrad(Optimizer):
         super().__init__(parameters, {"lr": lr, "clip": clip})
         self._update = _update
 
-    def compile(self) -> None:
+    def compile(self, fallback: CompileFallback) -> None:
         """Make few operations of an update."""
-        self._update = torch.compile(_update)
+        compiled = torch.compile(_update)
+        self._update = lambda *arguments: fallback.run(lambda: compiled(*arguments))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

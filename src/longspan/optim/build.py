@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +12,10 @@ from torch.optim import Optimizer
 
 from longspan.config import StageConfig
 from longspan.errors import UserError
-from longspan.layers.span import LearnedSpan
+from longspan.kernels.compile_fallback import CompileFallback
 from longspan.models.interface import LanguageModel
 from longspan.optim.adagrad import Adagrad
+from longspan.optim.groups import group_of_parameters
 from longspan.optim.lamb import Lamb
 from longspan.optim.muon import Muon
 
@@ -25,31 +27,36 @@ def build_optimizers(
 ) -> list[Optimizer]:
     """The optimizers of a stage; between them they hold every trainable parameter once, but those `without`.
 
-    Only matrices of linear and recurrent layers decay, and not the head's. Every group remembers its highest
-    rate as `peak`, which `set_rate` scales.
+    `group_of_parameters` says what decays and what Muon moves. Every group remembers its highest rate as
+    `peak`, which `set_rate` scales.
     """
     rate = stage.learning_rate
     elsewhere = {id(p) for p in without}
+    groups_of = {p: group for p, group in group_of_parameters(model).items() if id(p) not in elsewhere}
+
+    def members(*kinds: str) -> list[nn.Parameter]:
+        return [p for p, group in groups_of.items() if group in kinds]
+
     apart: list[dict[str, Any]] = []
+    undecayed = ["no_decay", "span"]
     if stage.span_learning_rate is not None:
-        spans = [p for p in _span_parameters(model) if id(p) not in elsewhere]
-        apart = _group(spans, stage.span_learning_rate)
-        elsewhere |= {id(p) for p in spans}
-    every = [p for p in model.parameters() if p.requires_grad and id(p) not in elsewhere]
+        undecayed.remove("span")
+        apart = _group(members("span"), stage.span_learning_rate)
     if stage.optimizer == "adagrad":
-        groups = [{"params": g["params"], "peak": g["peak"]} for g in _group(every, rate) + apart]
+        every = _group(members("matrix", "decay", *undecayed), rate)
+        groups = [{"params": g["params"], "peak": g["peak"]} for g in every + apart]
         return [Adagrad(groups, lr=rate, clip=stage.clip_norm)]
-    matrices = [p for p in _block_matrices(model) if id(p) not in elsewhere]
-    inside = {id(p) for p in matrices}
-    others = [p for p in every if id(p) not in inside]
+    others = members(*undecayed)
     momentum = _MOMENTUM.get(stage.optimizer, 0.0) if stage.momentum is None else stage.momentum
     if stage.optimizer == "muon":
+        matrices, decaying = members("matrix"), members("decay")
         if not matrices:
             raise UserError("muon needs matrices inside blocks and this model has none; use adamw")
         muon = Muon(_group(matrices, rate, stage.weight_decay), lr=rate, momentum=momentum)
         rate_of_others = rate if stage.adamw_learning_rate is None else stage.adamw_learning_rate
-        return [muon, _adam(torch.optim.AdamW, _group(others, rate_of_others) + apart, stage)]
-    groups = _group(matrices, rate, stage.weight_decay) + _group(others, rate) + apart
+        groups = _group(decaying, rate_of_others, stage.weight_decay) + _group(others, rate_of_others)
+        return [muon, _adam(torch.optim.AdamW, groups + apart, stage)]
+    groups = _group(members("matrix", "decay"), rate, stage.weight_decay) + _group(others, rate) + apart
     if stage.optimizer == "lamb":
         betas = (stage.beta1, stage.beta2)
         return [Lamb(groups, lr=rate, betas=betas, min_trust=stage.min_trust)]
@@ -58,11 +65,11 @@ def build_optimizers(
     return [_adam(torch.optim.Adam if stage.optimizer == "adam" else torch.optim.AdamW, groups, stage)]
 
 
-def compile_updates(optimizers: Iterable[Optimizer]) -> None:
+def compile_updates(optimizers: Iterable[Optimizer], fallback: CompileFallback) -> None:
     """Compile the updates that torch has not as one operation."""
     for optimizer in optimizers:
         if isinstance(optimizer, Adagrad | Lamb):
-            optimizer.compile()
+            fallback.compile(partial(optimizer.compile, fallback))
 
 
 def set_rate(optimizers: list[Optimizer], fraction: float) -> None:
@@ -79,21 +86,3 @@ def _adam(kind: type[torch.optim.Adam], groups: list[dict[str, Any]], stage: Sta
 def _group(parameters: list[nn.Parameter], peak: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
     """One parameter group, or none where there are no parameters."""
     return [{"params": parameters, "peak": peak, "weight_decay": weight_decay}] if parameters else []
-
-
-def _span_parameters(model: LanguageModel) -> list[nn.Parameter]:
-    return [module.fraction_H for module in model.modules() if isinstance(module, LearnedSpan)]
-
-
-def _block_matrices(model: LanguageModel) -> list[nn.Parameter]:
-    """Matrices of linear and recurrent layers: no embeddings, head, norms, biases, spans."""
-    head = {id(p) for p in model.head.parameters()}
-    kinds = (nn.Linear, nn.RNNBase)
-    layers = [module for module in model.modules() if isinstance(module, kinds)]
-    found = {
-        id(p): p
-        for layer in layers
-        for p in layer.parameters(recurse=False)
-        if p.ndim == 2 and p.requires_grad and id(p) not in head
-    }
-    return list(found.values())

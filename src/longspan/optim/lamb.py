@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from longspan.kernels.compile_fallback import CompileFallback
 from longspan.optim.norms import norms
 
 EPSILON = 1e-6
@@ -39,9 +40,10 @@ class Lamb(Optimizer):
         super().__init__(parameters, defaults)
         self._update = _update
 
-    def compile(self) -> None:
+    def compile(self, fallback: CompileFallback) -> None:
         """Make few operations of an update."""
-        self._update = torch.compile(_update)
+        compiled = torch.compile(_update)
+        self._update = lambda *arguments: fallback.run(lambda: compiled(*arguments))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

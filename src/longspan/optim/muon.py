@@ -23,8 +23,9 @@ class Muon(Optimizer):
         p  = (1 - lr · decay) p - 0.2 lr √max(R, C) · o
 
     The factor makes the step of a matrix as large as AdamW's would be (Liu et al., 2025), so rates of the two
-    can be compared. It computes what `torch.optim.Muon` does with "match_rms_adamw", but makes all matrices
-    of one shape orthogonal in the same products: on a GPU a few large ones instead of hundreds of small ones.
+    can be compared. A parameter [N, R, C] holds N matrices. It computes what `torch.optim.Muon` does with
+    "match_rms_adamw", but makes all matrices of one shape orthogonal in the same products: on a GPU a few
+    large ones instead of hundreds of small ones.
     """
 
     def __init__(self, parameters: Any, lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
@@ -51,9 +52,11 @@ class Muon(Optimizer):
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         for shape in {p.shape: None for p in parameters}:  # in the order in which they come
             alike = [i for i, p in enumerate(parameters) if p.shape == shape]
-            moves_NRC = orthogonal(torch.stack([ahead[i] for i in alike])).to(parameters[alike[0]].dtype)
-            rate = 0.2 * group["lr"] * math.sqrt(max(shape))
-            torch._foreach_add_([parameters[i] for i in alike], moves_NRC.unbind(), alpha=-rate)
+            ahead_NRC = torch.cat([ahead[i].reshape(-1, *shape[-2:]) for i in alike])
+            moves_NRC = orthogonal(ahead_NRC).to(parameters[alike[0]].dtype)
+            rate = 0.2 * group["lr"] * math.sqrt(max(shape[-2:]))
+            moves = moves_NRC.view(len(alike), *shape).unbind()
+            torch._foreach_add_([parameters[i] for i in alike], moves, alpha=-rate)
 
     def _mean(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from longspan.flops import Shape
 from longspan.layers.embeddings import AdaptiveEmbedding, narrowing_widths, new_projection, new_table
 from longspan.output.interface import OutputHead
 from longspan.output.logits import scores
@@ -95,6 +96,14 @@ class AdaptiveSoftmaxHead(OutputHead):
         for column, tail in zip(self.columns, tails, strict=True):
             parts.append(first_BTF[..., column, None] + tail.scores(hidden_BTD).log_softmax(dim=-1))
         return torch.cat(parts, dim=-1)
+
+    def flops(self, shape: Shape) -> float:
+        return sum(
+            2.0 * matrix.numel()
+            for cluster in self._clusters()
+            for matrix in (cluster.table_SK, cluster.projection_DK)
+            if matrix is not None
+        )
 
     def _clusters(self) -> list[_Cluster]:
         """The weights of every softmax: own or tied; the first one's with the cluster columns."""

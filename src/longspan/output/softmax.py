@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from longspan.flops import Shape
 from longspan.output.interface import OutputHead
 from longspan.output.logits import scores
 
@@ -45,6 +46,9 @@ class SoftmaxHead(OutputHead):
 
     def log_probs(self, hidden_BTD: Tensor) -> Tensor:
         return torch.log_softmax(self._scores(hidden_BTD), dim=-1)
+
+    def flops(self, shape: Shape) -> float:
+        return 2.0 * self.weight_VD.numel()
 
     def _scores(self, hidden_BTD: Tensor) -> Tensor:
         """[B, T, V], float32."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longspan.errors import UserError
+from longspan.flops import Shape
 from longspan.output.interface import OutputHead
 from longspan.output.logits import scores
 
@@ -63,6 +64,10 @@ class SplitSoftmaxHead(OutputHead):
             for part in range(1, len(self.edges))
         ]
         return torch.cat([first_BTK[..., : self.edges[0]], *within], dim=-1)
+
+    def flops(self, shape: Shape) -> float:
+        num_words, width = self.weight_VD.shape
+        return 2.0 * (num_words + len(self.edges) - 1) * width
 
     def _first(self, hidden: Tensor) -> Tensor:
         weight, bias = self.weight_VD[: self.edges[0]], self.bias_V[: self.edges[0]]

@@ -8,6 +8,7 @@ from typing import Any
 
 from longspan.config.schema import parse_toml
 from longspan.errors import UserError, nearest
+from longspan.plugins import never_import_from
 
 DEFAULT = "quickstart"
 
@@ -31,5 +32,7 @@ def load(name_or_path: str) -> dict[str, Any]:
     if path.suffix == ".toml":
         if not path.is_file():
             raise UserError(f"there is no recipe file {path}")
+        if (path.parent / "config.toml").is_file() and (path.parent / "checkpoints").is_dir():
+            never_import_from(path.parent)  # a run folder: config.toml, or what a search found
         return parse_toml(path.read_bytes(), str(path))
     return parse_toml(content(name_or_path), f"recipe {name_or_path}")

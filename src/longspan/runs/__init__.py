@@ -2,6 +2,6 @@
 
 from longspan.runs.checkpoint import Checkpoint
 from longspan.runs.environment import pick_device
-from longspan.runs.folder import RunFolder, span_line
+from longspan.runs.folder import RunFolder
 
-__all__ = ["Checkpoint", "RunFolder", "pick_device", "span_line"]
+__all__ = ["Checkpoint", "RunFolder", "pick_device"]

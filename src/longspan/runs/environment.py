@@ -31,19 +31,30 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def device_name(device: torch.device) -> str:
+    """What a user calls the device: the model of a GPU, else its type."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, machine and device, as JSON can hold them."""
-    compiled = device.type == "cpu" and cpu.is_here()
+    """Versions, machine and device, as JSON can hold them. Nothing is compiled to find out."""
     return {
         "longspan": VERSION,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        "device": device_name(device),
         "threads": torch.get_num_threads(),
-        "attention": "kernels" if device.type == "cuda" else "compiled" if compiled else "plain torch",
+        "attention": _attention(device),
         "git_commit": git_commit(_SOURCES),
     }
+
+
+def _attention(device: torch.device) -> str:
+    """Which backend computes attention, if the model has any."""
+    if device.type == "cuda":
+        return "kernels"
+    return "compiled" if device.type == "cpu" and cpu.can_compile() else "plain torch"
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -15,13 +15,9 @@ from longspan.config import RunConfig
 from longspan.data import Tokenizer, load_tokenizer
 from longspan.errors import UserError
 from longspan.files import whole_folder
+from longspan.plugins import never_import_from
 from longspan.runs import checkpoint
 from longspan.runs.environment import environment, pick_device
-
-
-def span_line(step: int, limit: int, spans_LH: list[list[float]]) -> dict[str, Any]:
-    """What is written of the spans at one step; 0 is that of a model which was trained elsewhere."""
-    return {"step": step, "limit": limit, "spans": spans_LH}
 
 
 class RunFolder:
@@ -29,6 +25,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        never_import_from(path)  # whoever made the folder, its files are data
 
     @staticmethod
     def create(path: Path, config: RunConfig, tokenizer: Tokenizer, fingerprint: str) -> RunFolder:

@@ -34,7 +34,7 @@ def settled(config: RunConfig, stage: int) -> dict[str, Any]:
     """The options that stay as they are while a run is in its stage number `stage`, by dotted names."""
     tables = {
         "data": {"tokenizer": asdict(config.data.tokenizer)},
-        "model": asdict(config.model),
+        "model": {"architecture": config.architecture} | asdict(config.model),
         "search": asdict(config.search) if config.search else {},
         "training": asdict(config.training),
     }

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from longspan.config import RunConfig
 
 
 def found_recipe(config: RunConfig, pattern: str) -> RunConfig:
     """The same text, model and training with fixed blocks, to be trained from scratch."""
-    model: Any = config.model  # of an architecture that has patterns: no other can be searched
+    model = config.model  # of an architecture that has patterns: no other can be searched
     return replace(
         config,
         name=f"{config.name}-found",

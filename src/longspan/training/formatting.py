@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Container, Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
 
-def readable(line: dict[str, Any]) -> str:
+from longspan.errors import UserError
+
+_SHOWN = 6  # diagnostics of one line; metrics.jsonl has them all
+
+
+def scalars(diagnostics: Mapping[str, Tensor], taken: Container[str]) -> dict[str, float | None]:
+    """The diagnostics that are scalars, by names that are not `taken`. JSON has no NaN: it becomes null."""
+    values = {name: torch.as_tensor(value) for name, value in diagnostics.items()}
+    found = {name: float(value) for name, value in values.items() if value.ndim == 0}
+    for name in found:
+        if name in taken:
+            raise UserError(f"diagnostics() gives {name!r}, a metric of the run itself: choose another name")
+    return {name: value if math.isfinite(value) else None for name, value in found.items()}
+
+
+def readable(line: Mapping[str, Any], diagnostics: Mapping[str, float | None] | None = None) -> str:
     """A line of training or validation metrics, short enough for one row of a terminal."""
     measure = f"loss {line['loss']:.4f}"
     if "bits_per_byte" in line:  # tokens may stand for no byte at all
@@ -15,12 +34,34 @@ def readable(line: dict[str, Any]) -> str:
         if "soft" in line:
             measure += f"  as {line['pattern']} (soft: {line['soft']['loss']:.4f})"
         return f"step {line['step']:,}  held-out {measure}  over {line['tokens']:,} tokens{best}"
-    spans = f"  span {line['span_mean']:.0f} (max {line['span_max']:.0f})" if "span_mean" in line else ""
-    pattern = f"  {line['pattern']} at temperature {line['temperature']:.2f}" if "pattern" in line else ""
-    return (
-        f"step {line['step']:,}  {measure}  lr {line['learning_rate']:.3g}"
-        f"  {line['tokens_per_second']:,.0f} tokens/s{spans}{pattern}"
-    )
+    pattern = [line["pattern"]] if "pattern" in line else []
+    parts = [
+        f"step {line['step']:,}",
+        measure,
+        f"lr {line['learning_rate']:.3g}",
+        f"{line['tokens_per_second']:,.0f} tokens/s",
+        *pattern,
+        *_shown(diagnostics or {}),
+    ]
+    return "  ".join(parts)
+
+
+def _shown(diagnostics: Mapping[str, float | None]) -> list[str]:
+    """`name 1.5` for each; a mean with the maximum of the same name is `name 1.5 (max 2)`."""
+    shown = []
+    for name, value in diagnostics.items():
+        stem, _, kind = name.rpartition("_")
+        if kind == "mean" and f"{stem}_max" in diagnostics:
+            shown.append(f"{stem} {_short(value)} (max {_short(diagnostics[f'{stem}_max'])})")
+        elif kind != "max" or f"{stem}_mean" not in diagnostics:
+            shown.append(f"{name} {_short(value)}")
+    return shown if len(shown) <= _SHOWN else [*shown[:_SHOWN], "..."]
+
+
+def _short(value: float | None) -> str:
+    if value is None:
+        return "nan"
+    return f"{value:.0f}" if 100 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:

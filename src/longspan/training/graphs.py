@@ -1,17 +1,21 @@
-"""Steps on a GPU without the time it takes to launch them: the passes through the model are recorded once.
+"""Steps on a GPU without the time it takes to launch them: the passes through the model are captured once.
 
 A CUDA graph repeats the same operations on the same memory. So a recording is good as long as the shapes that
 go in and the model's `shape_key` stay the same: when they have for a few steps, forward and backward pass are
-recorded, and then replayed until something changes. A replay draws the random numbers that launching would
+captured, and then replayed until something changes. A replay draws the random numbers that launching would
 have drawn, so a run goes through the same weights whenever its recordings are made.
 
 What a model has learned may be part of its `shape_key`, and then the key of a step is known only when the
-device has done the step before. Nobody waits for that: a recording is replayed as if nothing had changed, and
-if something has, the replay is taken back.
+device has done the step before. The host does not wait for that: steps are replayed speculatively, and rolled
+back if the key has changed.
+
+A model that cannot be captured is launched, step by step, after one warning.
 """
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -19,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from longspan.kernels.cuda_graphs import capture
 from longspan.models.interface import LanguageModel
 from longspan.state import State
 
@@ -38,10 +43,13 @@ class RecordedModel:
         self._shapes: Hashable = None
         self._seen = 0
         self._recording: _Recording | None = None
+        self._can_record = True
 
     def __call__(
         self, tokens_BT: Tensor, state: State, autocast: AbstractContextManager[Any]
     ) -> tuple[Tensor, State]:
+        if not self._can_record:
+            return self._launched(tokens_BT, state, autocast)
         leaves = state.flatten()
         shapes = (tuple(tokens_BT.shape), tuple((name, tuple(leaf.shape)) for name, leaf in leaves.items()))
         if self._recording is not None and shapes == self._shapes:
@@ -58,11 +66,34 @@ class RecordedModel:
         if (own, shapes) != (self._own, self._shapes):
             self._own, self._shapes, self._seen, self._recording = own, shapes, 0, None
         self._seen += 1
-        if self._seen <= STEADY:
+        if self._seen == STEADY:
+            # A clone may have other strides, and compiled code is compiled anew for them. This launch compiles
+            # what the capture will run: compiling during a capture invalidates it.
+            tokens_BT, state = tokens_BT.clone(), state.map(torch.clone)
+        if self._seen > STEADY:
+            self._recording = self._recorded(tokens_BT, state, autocast)
+        if self._recording is None:
             return self._launched(tokens_BT, state, autocast)
-        torch.cuda.empty_cache()  # a recording has memory of its own
-        self._recording = _Recording(self.model, tokens_BT, state, autocast)
         return self._recording(tokens_BT, state)
+
+    def _recorded(
+        self, tokens_BT: Tensor, state: State, autocast: AbstractContextManager[Any]
+    ) -> _Recording | None:
+        """None if it failed, and then it is not tried again: random numbers are as if it had not been."""
+        randomness = _generator(tokens_BT.device).get_state()
+        try:
+            return _Recording(self.model, tokens_BT, state, autocast)
+        except Exception as problem:  # whatever a model does that cannot be captured, it can be launched
+            reason = str(problem).strip().partition("\n")[0]
+        _generator(tokens_BT.device).set_state(randomness)
+        self._can_record = False
+        gc.collect()  # what the failed capture holds
+        warnings.warn(
+            "the training step cannot be captured as a CUDA graph and is launched instead, which is slower: "
+            f"{reason}",
+            stacklevel=2,
+        )
+        return None
 
     def _launched(
         self, tokens_BT: Tensor, state: State, autocast: AbstractContextManager[Any]
@@ -80,16 +111,20 @@ class _Recording:
     ) -> None:
         self.tokens_BT, self.state = tokens_BT.clone(), state.map(torch.clone)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.forward_graph), autocast:
-            self.hidden_BTD, after = model(self.tokens_BT, self.state)
+
+        def forward() -> tuple[Tensor, State]:
+            with autocast:
+                hidden_BTD, after = model(self.tokens_BT, self.state)
+            return hidden_BTD, after
+
+        self.forward_graph, (hidden_BTD, after) = capture(forward)
         self.after = after.detach()
-        self.dhidden_BTD = torch.empty_like(self.hidden_BTD)
-        with torch.cuda.graph(self.backward_graph, pool=self.forward_graph.pool()):
-            self.gradients = torch.autograd.grad(
-                self.hidden_BTD, self.parameters, self.dhidden_BTD, allow_unused=True
-            )
-        self.hidden_BTD = self.hidden_BTD.detach()
+        self.dhidden_BTD = torch.empty_like(hidden_BTD)
+        self.backward_graph, self.gradients = capture(
+            lambda: torch.autograd.grad(hidden_BTD, self.parameters, self.dhidden_BTD, allow_unused=True),
+            pool=self.forward_graph.pool(),
+        )
+        self.hidden_BTD = hidden_BTD.detach()
 
     def __call__(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
         inputs, leaves = self.state.flatten(), state.flatten()

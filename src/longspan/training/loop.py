@@ -16,7 +16,7 @@ from longspan.config import StageConfig, TrainingConfig
 from longspan.data import BlockSource, GivenTokens, Lanes, Segments, TokenBlock, TokenizedCorpus
 from longspan.evaluation import Score, evaluate
 from longspan.models import LanguageModel
-from longspan.optim import fraction
+from longspan.optim import fraction, undeclared_notice
 from longspan.runs import Checkpoint, RunFolder, checkpoint
 from longspan.runs.resume_checks import settled
 from longspan.training import train_state
@@ -25,7 +25,7 @@ from longspan.training.clock import Clock
 from longspan.training.compile_warmup import warm_up_compilation
 from longspan.training.divergence import DivergenceCheck
 from longspan.training.errors import Interrupted, Stopped
-from longspan.training.formatting import duration, readable
+from longspan.training.formatting import duration, readable, scalars
 from longspan.training.interrupt import Interrupt
 from longspan.training.loss_meter import LossMeter
 from longspan.training.prefetch import Prefetcher
@@ -55,7 +55,12 @@ class Loop:
         self._callback = callback
         training = self._config.training
         self._device = next(model.parameters()).device
-        self._updater = Updater(model, precision=training.precision, micro_batches=training.micro_batches)
+        self._updater = Updater(
+            model,
+            precision=training.precision,
+            micro_batches=training.micro_batches,
+            fallback=self._strategy.fallback,
+        )
         longest = max(map(self._config.block_length, self._config.stage))
         self._blocks = Prefetcher(training.batch_size * longest, self._device)
         self._average = Average(model, training.average) if training.average else None
@@ -91,6 +96,8 @@ class Loop:
 
     def run(self) -> None:
         """Train to the end, or raise `Interrupted` or `Stopped` with everything saved."""
+        if (notice := undeclared_notice(self._model, self._config.stage)) is not None:
+            self._reporter.say(notice)
         try:
             with self._interrupt, self._blocks:
                 self._train()
@@ -213,18 +220,11 @@ class Loop:
             "tokens_per_second": losses.tokens / losses.seconds,
             **self._strategy.findings(),
         }
-        seen = self._model.diagnostics()
-        if "spans_LH" in seen:
-            spans_LH = seen["spans_LH"]
-            line |= {"span_mean": float(spans_LH.mean()), "span_max": float(spans_LH.max())}
-            self._records.write_spans(progress.step, int(seen["span_limit"]), spans_LH.tolist())
-        if "architecture_BK" in seen:
-            line["temperature"] = float(seen["temperature"])
-            self._records.write_architecture(
-                progress.step, line["temperature"], seen["architecture_BK"].tolist()
-            )
-        self._records.write(line)
-        self._reporter.log(readable(line))
+        seen = scalars(self._model.diagnostics(), taken=line)
+        for name, fields in self._model.records().items():
+            self._records.write_record(name, progress.step, fields)
+        self._records.write(line | seen)
+        self._reporter.log(readable(line, seen))
         self._measure = f"loss {losses.loss:.3f}"
         self._losses = LossMeter()
         self._unsaved = True
@@ -302,15 +302,17 @@ class Loop:
             self._interrupt.check()
             self._reporter.status(f"scoring {split}: {done:,} of {total:,} tokens", done / total)
 
-        score = evaluate(
-            self._model,
-            self._corpus.splits[split],
-            tokenizer=self._corpus.tokenizer,
-            config=self._config.evaluation,
-            block_length=self._config.training.block_length,
-            max_tokens=max_tokens,
-            device=self._device,
-            progress=show,
+        score = self._strategy.fallback.run(
+            lambda: evaluate(
+                self._model,
+                self._corpus.splits[split],
+                tokenizer=self._corpus.tokenizer,
+                config=self._config.evaluation,
+                block_length=self._config.training.block_length,
+                max_tokens=max_tokens,
+                device=self._device,
+                progress=show,
+            )
         )
         self._divergence.check_score(score, split, self._progress)
         return score

@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 
-from longspan.config import RunConfig
-from longspan.data import GivenTokens, LanePosition, TokenizedCorpus, check_fits, corpora, prepare, registry
+from longspan.config import RunConfig, TrainingConfig
+from longspan.data import GivenTokens, LanePosition, TokenizedCorpus, check_fits, corpora, prepare
 from longspan.errors import UserError, is_out_of_memory
 from longspan.evaluation.protocols import PROTOCOLS
+from longspan.flops import Shape
 from longspan.models import LanguageModel, build_run
-from longspan.models.flops import Shape, model_flops
 from longspan.runs import Checkpoint, RunFolder, checkpoint, lock, pick_device
+from longspan.runs.auto_options import resolved
 from longspan.runs.check_weights import check_weights
-from longspan.runs.environment import differences, environment
+from longspan.runs.environment import device_name, differences, environment
 from longspan.runs.resume_checks import check_resumable
 from longspan.training.loop import Loop
 from longspan.training.reporter import Reporter
@@ -49,6 +50,7 @@ def train(
     if not config.stage:
         raise UserError("there is nothing to train: the configuration has no [[stage]]")
     device = pick_device(config.training.device)  # a wrong name shows now, not after minutes of preparing
+    asked, config = config.training, resolved(config, device)
     with reporter or Reporter() as reporter:
         corpus = given or prepare(config.data, progress=reporter.say)
         _check_fits(config, corpus)
@@ -59,7 +61,7 @@ def train(
             model = _built(config, corpus, device)  # before the folder: one that cannot be built leaves none
             folder = RunFolder.create(out, _anchored(config), corpus.tokenizer, corpus.fingerprint)
             with lock.for_training(folder):
-                _run(folder, corpus, model, reporter, None, strategy, callback)
+                _run(folder, corpus, model, reporter, None, strategy, callback, asked)
     return folder
 
 
@@ -108,10 +110,10 @@ def _go_on(
     strategy: type[Strategy],
     callback: Callback | None,
 ) -> None:
-    config, saved = folder.config, _saved(folder, reporter)
+    device, saved = pick_device(folder.config.training.device), _saved(folder, reporter)
+    folder.config = config = resolved(folder.config, device)  # config.toml was edited if it says auto
     if saved is not None:
         _check_unchanged(folder, saved)
-    device = pick_device(config.training.device)
     if given is None and not config.data.corpus:
         raise UserError(
             f"{folder.path} was trained on tokens that a program gave: go on in Python, with "
@@ -138,7 +140,7 @@ def _go_on(
         model = _built(config, corpus, device)
         if saved is not None:
             check_weights(model, saved.below("model"), folder.checkpoint("last"))
-        _run(folder, corpus, model, reporter, saved, strategy, callback)
+        _run(folder, corpus, model, reporter, saved, strategy, callback, config.training)
 
 
 def _saved(folder: RunFolder, reporter: Reporter) -> Checkpoint | None:
@@ -163,11 +165,9 @@ def _saved(folder: RunFolder, reporter: Reporter) -> Checkpoint | None:
 
 def _anchored(config: RunConfig) -> RunConfig:
     """The same configuration wherever one stands: a path to the corpus is made absolute."""
-    corpus = config.data.corpus
-    if not corpus or corpus in corpora.NAMED or corpus in registry.registered():
+    if not config.data.corpus:
         return config
-    place = str(Path(corpus).expanduser().absolute())
-    return replace(config, data=replace(config.data, corpus=place))
+    return replace(config, data=replace(config.data, corpus=corpora.anchored(config.data.corpus)))
 
 
 def _check_fits(config: RunConfig, corpus: TokenizedCorpus | GivenTokens) -> None:
@@ -212,10 +212,9 @@ def _run(
     resume_from: Checkpoint | None,
     strategy: type[Strategy],
     callback: Callback | None,
+    asked: TrainingConfig,
 ) -> None:
-    reporter.say(_summary(folder, corpus, model))
-    if folder.config.training.compile:
-        model.compile()
+    reporter.say(_summary(folder, corpus, model, asked))
     Loop(folder, corpus, model, reporter, resume_from, strategy, callback).run()
 
 
@@ -229,17 +228,22 @@ def _check_unchanged(folder: RunFolder, saved: Checkpoint) -> None:
         raise UserError(f"{last} holds no average of the weights: take training.average out of config.toml")
 
 
-def _summary(folder: RunFolder, corpus: TokenizedCorpus | GivenTokens, model: LanguageModel) -> str:
+def _summary(
+    folder: RunFolder, corpus: TokenizedCorpus | GivenTokens, model: LanguageModel, asked: TrainingConfig
+) -> str:
+    """The first line of a run; `asked` are the options before `auto` was resolved."""
     config, training = folder.config, folder.config.training
-    device = next(model.parameters()).device
+    device = device_name(next(model.parameters()).device)
+    precision = f"{training.precision}{' (auto)' if asked.precision == 'auto' else ''}"
+    compiled = f"{'' if training.compile else 'not '}compiled{' (auto)' if asked.compile == 'auto' else ''}"
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    flops = model_flops(model, Shape(training.batch_size, training.block_length))
+    flops = model.flops(Shape(training.batch_size, training.block_length))
     pattern = getattr(config.model, "pattern", None)
     train = corpus.splits.get("train")
     read = "blocks to train on from an iterator" if train is None else f"{len(train):,} tokens to train on"
     return (
         f"{config.name}: {num_parameters:,} parameters, {flops / 1e6:,.1f} MFLOPs per token forward"
-        f"{f', pattern {pattern}' if pattern else ''}; on {device} in {training.precision}, "
+        f"{f', pattern {pattern}' if pattern else ''}; on {device} in {precision}, {compiled}, "
         f"{read} ({config.data.tokenizer.kind}, "
         f"{corpus.tokenizer.vocabulary_size:,} different ones), run folder {folder.path}"
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from longspan.config.training import Precision
+from longspan.kernels.compile_fallback import CompileFallback
 from longspan.models.interface import LanguageModel
 from longspan.state import State
 from longspan.training.graphs import RecordedModel
@@ -22,21 +23,25 @@ class Updater:
     The batch runs in `micro_batches` pieces, each some of the lanes: gradients add up to those of the
     whole batch, and only the memory of one piece is held. The loss stays on the device; what does wait for
     it is the scaler of fp16, which must know whether gradients overflowed. On a GPU a batch in one piece is
-    read by a `RecordedModel`.
+    read by a `RecordedModel`. `fallback` is that of a compiled model.
     """
 
     def __init__(
         self,
         model: LanguageModel,
         *,
-        precision: Literal["float32", "bf16", "fp16"] = "float32",
+        precision: Precision = "float32",
         micro_batches: int = 1,
+        fallback: CompileFallback | None = None,
     ) -> None:
+        if precision == "auto":
+            raise ValueError("the precision of an update must be known: resolve 'auto' first")
         self.model = model
         self.micro_batches = micro_batches
         self.device = next(model.parameters()).device
         self.dtype = _AUTOCAST.get(precision)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+        self._fallback = fallback or CompileFallback(enabled=False)
         can_record = self.device.type == "cuda" and micro_batches == 1
         self._recorded = RecordedModel(model) if can_record else None
 
@@ -53,8 +58,7 @@ class Updater:
         Only what `optimizers` hold is clipped and moves. The sum is the plain one: penalties push the
         weights but are not part of what is reported.
         """
-        self.model.zero_grad()
-        nats, state = self.gradients(tokens_BT, targets_BT, state)
+        nats, state = self._fallback.run(lambda: self._fresh_gradients(tokens_BT, targets_BT, state))
         for optimizer in optimizers:
             self.scaler.unscale_(optimizer)
         if clip_norm > 0:
@@ -68,6 +72,10 @@ class Updater:
         self.scaler.update()
         self.model.after_update()
         return nats, state
+
+    def _fresh_gradients(self, tokens_BT: Tensor, targets_BT: Tensor, state: State) -> tuple[Tensor, State]:
+        self.model.zero_grad()
+        return self.gradients(tokens_BT, targets_BT, state)
 
     def gradients(self, tokens_BT: Tensor, targets_BT: Tensor, state: State) -> tuple[Tensor, State]:
         """Add the gradients of (mean nats per token + penalties) to the parameters."""

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from longspan.config import RunConfig, StageConfig
 from longspan.errors import UserError
 from longspan.evaluation import Score
+from longspan.kernels.compile_fallback import CompileFallback
 from longspan.models import LanguageModel
 from longspan.optim import build_optimizers, compile_updates, memories, restore_memories, set_rate
 
@@ -27,7 +28,8 @@ class Strategy:
 
     def __init__(self, model: LanguageModel, config: RunConfig) -> None:
         self.model = model
-        self._compiled = config.training.compile
+        self.fallback = CompileFallback(enabled=config.training.compile is True)
+        self.fallback.compile(model.compile)
         self._stage: StageConfig | None = None
         self._of_stage: list[Optimizer] = []
 
@@ -39,8 +41,7 @@ class Strategy:
     def begin_stage(self, stage: StageConfig) -> None:
         """Let the optimizers of `stage` take over, knowing what those before knew if they are of one kind."""
         optimizers = self.optimizers_of(stage)
-        if self._compiled:
-            compile_updates(optimizers)
+        compile_updates(optimizers, self.fallback)
         if self._stage is not None and stage.optimizer == self._stage.optimizer:
             restore_memories(self.model, optimizers, memories(self.model, self._of_stage))
         self._stage, self._of_stage = stage, optimizers

@@ -50,8 +50,8 @@ class ByteStream(TokenStream):
 class Tokenizer(ABC):
     """Text to token ids and back; a value that is saved with every run."""
 
-    form: ClassVar[str]  # which class reads the saved settings again
-    kind: str  # as the configuration calls it
+    form: ClassVar[str]  # what a token is; several kinds may have one form
+    kind: str  # as the configuration calls it, and as it is registered
     lowercase: bool = False  # whether upper case is lost
     unknown_id: int | None = None  # the token that stands for whatever the vocabulary lacks
 

@@ -11,6 +11,8 @@ None has an unknown token: a held-out word that the counted text lacks is an err
 from __future__ import annotations
 
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 from longspan.config import TokenizerConfig
 from longspan.data.corpus import SPLITS, Corpus
@@ -30,6 +32,17 @@ def fit_original(config: TokenizerConfig, corpus: Corpus) -> Tokenizer:
     seen = (as_read(corpus.read(split), letters=letters, newlines=newlines) for split in splits)
     symbols = _ordered(count_bytes(chain.from_iterable(seen)), config)
     return SymbolTokenizer(config.kind, bytes(symbols), letters=letters)
+
+
+class OriginalTokenizer:
+    """What the kinds `adaptive-span`, `sha-rnn` and `transformer-xl` are registered with."""
+
+    fit = staticmethod(fit_original)
+
+    @staticmethod
+    def from_settings(settings: dict[str, Any], folder: Path) -> Tokenizer:
+        form: type[Tokenizer] = WordTokenizer if settings["form"] == WordTokenizer.form else SymbolTokenizer
+        return form.from_settings(settings, folder)
 
 
 def _fit_words(config: TokenizerConfig, corpus: Corpus) -> Tokenizer:

@@ -41,11 +41,11 @@ def place(
 ) -> Placed:
     """Queries, keys and values of these heads: normed if there is `gain_H`, turned if there is `first_B`."""
     as_they_are = gain_H is None and first_B is None
-    path = eager if as_they_are or not use_triton(rows_BTRK) else _fused_path()
+    path = eager if as_they_are or not use_triton(rows_BTRK) else _gpu_backend()
     return path.place(rows_BTRK, heads, gain_H, first_B, base)
 
 
-def _fused_path() -> ModuleType:
+def _gpu_backend() -> ModuleType:
     from longspan.kernels.qk_norm_rope import triton_kernels
 
     return triton_kernels

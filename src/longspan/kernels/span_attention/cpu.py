@@ -11,6 +11,10 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
+import platform
+import shlex
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,6 +88,15 @@ def takes(
     if position_keys is not None and position_keys.dim() != 2:
         return False
     return all(map(_is_plain, (q_BHTK, k_BHTK, v_BHTK, *past))) and is_here()
+
+
+def can_compile() -> bool:
+    """Whether this machine has a compiler for it. Nothing is compiled to find out."""
+    try:
+        command = shlex.split(os.environ.get("CXX") or "c++")
+    except ValueError:
+        return False
+    return platform.system() == "Linux" and shutil.which(command[0]) is not None
 
 
 def is_here() -> bool:

@@ -1,0 +1,69 @@
+"""Compiled code where torch can compile, eager code from the first failure on."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch._dynamo.exc import TorchDynamoException
+
+T = TypeVar("T")
+
+
+class CompileFallback:
+    """`torch.compile` for one model and its optimizers, and what to do when it fails.
+
+    torch compiles when a function is first called with arguments of a kind, and the backward pass possibly
+    later. Where that fails the work is run again from its beginning without compiled code, and so is all work
+    after it. One warning says so.
+    """
+
+    def __init__(self, enabled: bool) -> None:
+        """Not `enabled`, nothing is compiled."""
+        self._enabled, self._failed = enabled, False
+
+    def compile(self, wrap: Callable[[], object]) -> None:
+        """Call `wrap`, which wraps functions with `torch.compile`."""
+        if not self._enabled or self._failed:
+            return
+        try:
+            wrap()
+        except Exception as problem:  # a Python or a platform that torch.compile does not know
+            self._give_up(problem)
+
+    def run(self, work: Callable[[], T]) -> T:
+        """`work()`, which may call wrapped functions.
+
+        Should it be run again, random numbers are put back; anything else `work` changes it must set itself.
+        """
+        if self._failed:
+            with torch.compiler.set_stance("force_eager"):
+                return work()
+        if not self._enabled:
+            return work()
+        randomness = _randomness()
+        try:
+            return work()
+        except TorchDynamoException as problem:
+            self._give_up(problem)
+        _restore(randomness)
+        return self.run(work)
+
+    def _give_up(self, problem: Exception) -> None:
+        self._failed = True
+        cause = getattr(problem, "inner_exception", problem)  # without what torch says around it
+        reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
+        message = f"torch.compile failed, and the model runs without it, which is slower: {reason}"
+        warnings.warn(message, stacklevel=3)
+
+
+def _randomness() -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+
+
+def _restore(states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.cuda.set_rng_state(state)

@@ -1,0 +1,81 @@
+"""Which parameters decay, and which of them Muon moves: what modules declare, and a rule for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from torch import Tensor, nn
+
+from longspan import hooks
+from longspan.config import StageConfig
+from longspan.errors import UserError
+from longspan.hooks import GROUPS
+from longspan.models.interface import LanguageModel
+
+_LISTED = 4  # names in a notice
+
+
+def group_of_parameters(model: LanguageModel) -> dict[nn.Parameter, str]:
+    """The group of every trainable parameter, one of `GROUPS`, in the order of `model.parameters()`.
+
+    What no module declares is "matrix" if it is a matrix of a linear or recurrent layer outside the output
+    head, and "no_decay" otherwise.
+    """
+    declared = _declared(model)
+    default = dict.fromkeys(_layer_matrices(model), "matrix")
+    return {p: declared.get(p) or default.get(p, "no_decay") for p in model.parameters() if p.requires_grad}
+
+
+def undeclared_notice(model: LanguageModel, stages: Iterable[StageConfig]) -> str | None:
+    """A line for the user where the rule for undeclared parameters may not be what they want.
+
+    That is where matrices decay or Muon moves them, and a module has matrices of its own, neither embeddings
+    nor in the output head, about which it declares nothing.
+    """
+    muon = any(stage.optimizer == "muon" for stage in stages)
+    if not muon and not any(stage.weight_decay > 0 for stage in stages):
+        return None
+    known = {*_declared(model), *_layer_matrices(model), *model.head.parameters(), *_embeddings(model)}
+    names = [
+        name for name, p in model.named_parameters() if p.requires_grad and p.ndim >= 2 and p not in known
+    ]
+    if not names:
+        return None
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return (
+        f"these matrices are trained {'by AdamW ' if muon else ''}without decay: "
+        f"{', '.join(names[:_LISTED])}{more}; declare them with optimizer_groups"
+    )
+
+
+def _declared(model: LanguageModel) -> dict[nn.Parameter, str]:
+    """What the modules declare; where the model declares something else, the model decides."""
+    return _checked(model, hooks.optimizer_groups(model)) | _checked(model, model.optimizer_groups())
+
+
+def _checked(model: LanguageModel, groups: Mapping[str, list[nn.Parameter]]) -> dict[nn.Parameter, str]:
+    names = {p: name for name, p in model.named_parameters()}
+    found: dict[nn.Parameter, str] = {}
+    for group, parameters in groups.items():
+        if group not in GROUPS:
+            raise UserError(f"optimizer_groups() gives {group!r}: the groups are {', '.join(GROUPS)}")
+        for p in parameters:
+            if p not in names:
+                raise UserError(f"optimizer_groups() gives in {group!r} what is no parameter of the model")
+            if found.setdefault(p, group) != group:
+                raise UserError(f"optimizer_groups() gives {names[p]} twice, in {found[p]!r} and {group!r}")
+            if group == "matrix" and p.ndim < 2:
+                raise UserError(f"optimizer_groups() gives {names[p]} as a matrix: it needs 2 dimensions")
+    return found
+
+
+def _layer_matrices(model: LanguageModel) -> Iterator[nn.Parameter]:
+    """Matrices of linear and recurrent layers: no embeddings, head, norms, biases."""
+    head = {*model.head.parameters()}
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear | nn.RNNBase):
+            yield from (p for p in layer.parameters(recurse=False) if p.ndim == 2 and p not in head)
+
+
+def _embeddings(model: LanguageModel) -> Iterator[Tensor]:
+    return (layer.weight for layer in model.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag))

@@ -1,0 +1,34 @@
+"""What `auto` means for precision and compilation on the device that a run begins on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+
+from longspan.config import RunConfig
+from longspan.kernels.dispatch import has_triton
+
+_COMPUTE_CAPABILITY = (8, 0)  # the first with bf16
+
+
+def resolved(config: RunConfig, device: torch.device) -> RunConfig:
+    """The configuration with `auto` replaced by what it means on `device`.
+
+    A run folder holds the resolved values: a run that is resumed, here or elsewhere, keeps them.
+    """
+    training = config.training
+    if training.precision == "auto":
+        training = replace(training, precision=_precision(device))
+    if training.compile == "auto":
+        training = replace(training, compile=_is_recent_gpu(device) and has_triton())
+    return config if training is config.training else replace(config, training=training)
+
+
+def _precision(device: torch.device) -> Literal["float32", "bf16"]:
+    return "bf16" if _is_recent_gpu(device) else "float32"
+
+
+def _is_recent_gpu(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _COMPUTE_CAPABILITY
