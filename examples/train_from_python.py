@@ -53,22 +53,24 @@ def main(folder: Path) -> None:
     lm = run.load()
     cost = lm.score("def parse_args(self, args=None):\n")
     dearest = max(zip(cost.token_nats, cost.pieces, strict=True))
-    print(f"{cost.bits_per_byte:.2f} bits per byte; the dearest token is {dearest[1]!r}, {dearest[0]:.1f} nats")
+    print(
+        f"{cost.bits_per_byte:.2f} bits per byte; the dearest token is {dearest[1]!r}, {dearest[0]:.1f} nats"
+    )
 
     # Read a long text into a state; memory does not grow with it. Go on from the state as often as you like.
     state = lm.read(source[:20_000])
     for seed in (1, 2):
-        print(f"\nafter {state.tokens:,} tokens, seed {seed}: {lm.generate(tokens=60, seed=seed, state=state)!r}")
+        text = lm.generate(tokens=60, seed=seed, state=state)
+        print(f"\nafter {state.tokens:,} tokens, seed {seed}: {text!r}")
 
     # A generated text has a state of its own, from which it goes on.
     first = lm.generate("class ", tokens=20, seed=1)
     print(f"\n{first!r} and on: {lm.generate(tokens=20, seed=1, state=first.state)!r}")
 
-    # How far back the heads have learned to look.
-    spans_LH = lm.spans()
-    assert spans_LH is not None
-    for layer, spans_H in enumerate(spans_LH.tolist()):
-        print(f"layer {layer}: spans of {', '.join(f'{span:.0f}' for span in spans_H)} tokens")
+    # How far back the heads have learned to look, and where in this span they do look.
+    for layer, (spans, seen) in enumerate(zip(lm.spans() or [], lm.attention(source[:500]), strict=True)):
+        print(f"layer {layer}: spans of {', '.join(f'{span:.0f}' for span in spans)} tokens")
+        print("         mean distances " + ", ".join(f"{mean:.1f}" for mean in seen.mean_distance_H))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,11 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "train_from_python.py"
 
 def test_train_from_python(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLE), str(tmp_path)], capture_output=True, text=True, check=False, timeout=240
+        [sys.executable, str(EXAMPLE), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in re.findall(r"train loss (\d+\.\d+)", done.stdout)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Literal, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from longspan.layers.positions import LearnedDistanceKeys, Positions
 from longspan.layers.post_norm import kernels_for, normed_sum
 from longspan.layers.projections import end_to_end, product_dtype, rows_of_heads
 from longspan.layers.qk_norm import QueryKeyNorm
+from longspan.layers.recording import keep
 from longspan.layers.select_heads import select_heads
 from longspan.layers.span import Span
 from longspan.layers.span_step import HeadsOfOneWindow, SpanStep, step_groups
@@ -137,10 +139,7 @@ class Attention(Block):
         past = [kv_BMXK.to(k_BHTK.dtype) for kv_BMXK in self._recall(state, groups, reaches, weights)]
         terms = self._positions[0].terms(h_BTD.shape[0] * h_BTD.shape[1], max(windows), order)
         spans_H = self.span.spans_H()
-        attended_BHTK = span_attention(
-            q_BHTK,
-            k_BHTK,
-            v_BHTK,
+        given = SimpleNamespace(
             past=past,
             windows=[windows[head] for head in order],
             position_keys=terms.distance_keys,
@@ -156,6 +155,8 @@ class Attention(Block):
             dropout=self.dropout if self.training else 0.0,
             windows_follow_spans=self.span.windows_follow_spans,
         )
+        keep(self, q_BHTK, k_BHTK, order, given)
+        attended_BHTK = span_attention(q_BHTK, k_BHTK, v_BHTK, **vars(given))
         out_BTD = self._merged(attended_BHTK.transpose(1, 2), order, weights)
         if "past" in state:
             new = _of_groups(new_BTXK, [len(heads) for heads in groups])

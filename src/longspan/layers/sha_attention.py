@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from longspan.flops import Shape, flops
 from longspan.layers.dropout import dropout
 from longspan.layers.reading import Reading, ReadsInPieces
+from longspan.layers.recording import keep
 from longspan.state import State
 
 
@@ -90,13 +91,10 @@ class SingleHeadAttention(ReadsInPieces):
         """To g, which may come in pieces."""
         q_BTD = self.drop(torch.sigmoid(self.query_scale_D) * self.query_norm(self.query(x_BTD)))
         attend = _attend_by_products if x_BTD.is_cuda else _attend_by_torch
-        attended_BTD = attend(
-            torch.sigmoid(self.key_scale_D) * q_BTD,
-            keys,
-            values,
-            _visible(x_BTD.shape[1], sum(k.shape[1] for k in keys), filled_B),
-            self.dropout if self.training else 0.0,
-        )
+        q_BTD = torch.sigmoid(self.key_scale_D) * q_BTD
+        visible_BTS = _visible(x_BTD.shape[1], sum(k.shape[1] for k in keys), filled_B)
+        keep(self, q_BTD, keys, visible_BTS)
+        attended_BTD = attend(q_BTD, keys, values, visible_BTS, self.dropout if self.training else 0.0)
         return self.value_gate() * attended_BTD
 
     def drop(self, x: Tensor) -> Tensor:
