@@ -133,7 +133,9 @@ def test_weights_add_up(variant: str) -> None:
             torch.testing.assert_close(total_HT, torch.ones_like(total_HT), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("variant", ["modern, keys and values", "adaptive-span", "transformer-xl, same length", "gpt"])
+@pytest.mark.parametrize(
+    "variant", ["modern, keys and values", "adaptive-span", "transformer-xl, same length", "gpt"]
+)
 def test_a_text_that_was_cut(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In blocks, or after a state, every token looks where it looks in one piece."""
     lm = loaded(variant)
