@@ -718,7 +718,7 @@ class TestRegistering:
         import my_lstm
 
         unload("my_lstm")
-        with pytest.raises(ValueError, match="LstmConfig holds the options of no architecture"):
+        with pytest.raises(ValueError, match="LstmConfig does not belong to an architecture"):
             RunConfig(model=my_lstm.LstmConfig())
 
 

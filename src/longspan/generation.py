@@ -5,6 +5,7 @@ Shapes: B batch, T block, D width, V vocabulary.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from longspan.errors import UserError
+from longspan.kernels.cuda_graphs import capture
 from longspan.reading import TextState, begin
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ class Decoder:
         self._model = model
         self._step: Step | None = None
         self._recording: _Recording | None = None
-        self._steady = False
+        self._steady, self._can_record = False, True
         device = next(model.parameters()).device.type
         # Saves a tenth of the time on a CPU, at the price that nobody can change in place what comes out.
         self._without_gradients = torch.inference_mode if device == "cpu" else torch.no_grad
@@ -99,17 +101,31 @@ class Decoder:
         """Log-probabilities of what follows; they hold until the next call."""
         with self._without_gradients():
             if self._recording is None and self._steady:
-                self._recording = self._record(tokens_B1)
+                self._recording = self._recorded(tokens_B1)
             if self._recording is not None:
                 return self._recording(tokens_B1)
             if self._step is not None:
-                self._steady = _on_gpu(tokens_B1)  # from the second token on: the first one compiles
+                # From the second token on: the first one compiles.
+                self._steady = self._can_record and _on_gpu(tokens_B1)
                 return self._launch(tokens_B1)
             log_probs_BV, after = _read(self._model, tokens_B1, self._state)
-            can_be_recorded = _on_gpu(tokens_B1) and self._model.shape_key(after) is not None
-            self._steady = can_be_recorded and _shapes(after) == _shapes(self._state)
+            can_record = self._can_record and _on_gpu(tokens_B1) and self._model.shape_key(after) is not None
+            self._steady = can_record and _shapes(after) == _shapes(self._state)
             self._state = after
             return log_probs_BV
+
+    def _recorded(self, tokens_B1: Tensor) -> _Recording | None:
+        """None, after a warning, if it failed: then every token is launched."""
+        try:
+            return self._record(tokens_B1)
+        except Exception as problem:  # whatever a model does that cannot be captured, it can be launched
+            reason = str(problem).strip().partition("\n")[0]
+        self._can_record = False
+        warnings.warn(
+            f"decoding cannot be captured as a CUDA graph and is launched instead, which is slower: {reason}",
+            stacklevel=3,
+        )
+        return None
 
     def _record(self, tokens_B1: Tensor) -> _Recording:
         if self._step is not None:
@@ -135,9 +151,7 @@ class _Recording:
 
     def __init__(self, read: Callable[[Tensor], Tensor], tokens_B1: Tensor) -> None:
         self.tokens_B1 = tokens_B1.clone()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.log_probs_BV = read(self.tokens_B1)
+        self.graph, self.log_probs_BV = capture(lambda: read(self.tokens_B1))
 
     def __call__(self, tokens_B1: Tensor) -> Tensor:
         self.tokens_B1.copy_(tokens_B1)

@@ -59,7 +59,7 @@ def test_brackets_in_a_path_are_shown_as_they_are(tmp_path, capsys):
 
 def test_get_tells_what_is_there(text, capsys):
     run("get", str(text))
-    assert capsys.readouterr().out == "mine is here: train 900, valid 50, test 50 bytes\n"
+    assert capsys.readouterr().out == "mine is ready: train 900, valid 50, test 50 bytes\n"
 
 
 def test_info_measures_each_split(text, capsys):

@@ -154,11 +154,11 @@ def test_bad_places_are_one_clear_line(tmp_path):
     (tmp_path / "empty.txt").touch()
     (tmp_path / "tiny.txt").write_text("ab")
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(UserError, match=r"empty.txt is empty: there is no text to learn from"):
+    with pytest.raises(UserError, match=r"empty.txt is empty: there is no text to train on"):
         find(str(tmp_path / "empty.txt"))
     with pytest.raises(UserError, match="only 2 bytes: too little text"):
         find(str(tmp_path / "tiny.txt"))
-    with pytest.raises(UserError, match="nothing holds no text files"):
+    with pytest.raises(UserError, match="nothing has no text files"):
         find(str(tmp_path / "nothing"))
     with pytest.raises(UserError, match="there is no corpus, file or folder 'enwik9'; did you mean 'enwik8'"):
         find("enwik9")
@@ -174,7 +174,7 @@ def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch):
 
 def test_a_pipe_is_no_plain_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="pipe is no plain file"):
+    with pytest.raises(UserError, match="pipe is not a regular file"):
         find(str(tmp_path / "pipe"))
 
 
@@ -183,7 +183,7 @@ def test_links_to_folders_are_not_followed(tmp_path):
     (tmp_path / "texts" / "text.txt").write_text("a line of text\n" * 100)
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "texts").symlink_to(tmp_path / "texts")
-    with pytest.raises(UserError, match=r"holds no text files \(links to folders are not followed"):
+    with pytest.raises(UserError, match=r"has no text files \(links to folders are not followed"):
         find(str(tmp_path / "links"))
 
 
@@ -206,7 +206,7 @@ def test_an_added_name_stands_for_its_place(tmp_path):
     assert corpus.splits == local.from_file(tmp_path / "mine.txt").splits
     corpora.add("mine", tmp_path / "mine.txt")  # again: nothing changes
     (tmp_path / "other.txt").write_text("another text\n" * 100)
-    with pytest.raises(UserError, match=r"'mine' already stands for .*mine.txt"):
+    with pytest.raises(UserError, match=r"'mine' is already used for .*mine.txt"):
         corpora.add("mine", tmp_path / "other.txt")
     assert find("mine").splits == corpus.splits
     (tmp_path / "mine.txt").unlink()
@@ -216,7 +216,7 @@ def test_an_added_name_stands_for_its_place(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("enwik8", "comes with longspan"), ("a/b", "reads like a path"), ("", "reads like a path")],
+    [("enwik8", "comes with longspan"), ("a/b", "looks like a path"), ("", "looks like a path")],
 )
 def test_names_that_cannot_be_added(tmp_path, name, message):
     (tmp_path / "mine.txt").write_text("a line of text\n" * 100)
@@ -284,7 +284,7 @@ def test_mirrors_are_tried_in_turn_until_one_has_the_right_file(tmp_path, mirror
     folder = unpacked(archive, tmp_path / "corpus", tmp_path / "downloads", lines.append)
     assert (folder / "text").read_bytes() == b"the text"
     assert asked == ["/missing.zip", "/bad.zip", "/good.zip"]
-    assert sum(line.startswith("that failed: ") for line in lines) == 2
+    assert sum(line.startswith("download failed: ") for line in lines) == 2
     assert lines.count("downloading corpus.zip: 0 of 0 MB") == 2  # the bad one and the good one, in one go
     unpacked(archive, tmp_path / "corpus", tmp_path / "downloads", lines.append)
     assert len(asked) == 3  # the second time nothing is asked
@@ -314,7 +314,7 @@ def test_a_file_put_there_by_hand_is_checked_and_used(tmp_path):
     (tmp_path / "downloads").mkdir()
     by_hand = tmp_path / "downloads" / "corpus.zip"
     by_hand.write_bytes(GOOD[:-1])
-    with pytest.raises(UserError, match=r"corpus.zip is damaged or another file"):
+    with pytest.raises(UserError, match=r"corpus.zip is damaged or a different file"):
         unpacked(archive, tmp_path / "corpus", tmp_path / "downloads", lambda line: None)
     assert by_hand.read_bytes() == GOOD[:-1]  # it is theirs: not deleted, not overwritten
     by_hand.write_bytes(GOOD)

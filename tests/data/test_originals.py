@@ -101,13 +101,13 @@ def test_prompts_end_where_they_end():
 
 def test_a_byte_the_vocabulary_lacks_is_named():
     tokenizer = prepared("enwik8_like", SETTINGS["sha_rnn.{}"]).tokenizer
-    with pytest.raises(UserError, match="lacks the bytes 'Q', 'z': leave them out"):
+    with pytest.raises(UserError, match="does not have the bytes 'Q', 'z': remove them"):
         tokenizer.encode("azQ")
 
 
 def test_a_held_out_word_that_train_lacks_is_an_error(tmp_path):
     corpus = corpus_of(tmp_path, train=b"a b\n", valid=b"a new word\n")
-    with pytest.raises(UserError, match="lacks the words 'new', 'word'"):
+    with pytest.raises(UserError, match="does not have the words 'new', 'word'"):
         tokenize(corpus, TokenizerConfig(kind="sha-rnn"))
 
 

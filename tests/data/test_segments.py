@@ -100,7 +100,10 @@ def test_text_smaller_than_one_segment_is_one_clear_line():
     [
         ({"segment_length": 0}, "multiple of block_length, 512"),
         ({"segment_length": 700}, "multiple of block_length, 512"),
-        ({"segment_length": 1024, "block_jitter": True}, "block_jitter is for lanes that read on"),
+        (
+            {"segment_length": 1024, "block_jitter": True},
+            "block_jitter cannot be combined with segment_length",
+        ),
     ],
 )
 def test_settings_that_do_not_fit(options, problem):

@@ -84,7 +84,7 @@ def test_a_run_of_fairseqs_reads_a_corpus_of_numbers(tmp_path, corpus, capsys):
     (tmp_path / "run").rename(tmp_path / "first")
     capsys.readouterr()
     assert main(arguments(tmp_path, "fairseq_adaptive_span", corpus)) == 1
-    assert "must be numbers of tokens" in capsys.readouterr().err
+    assert "must be token numbers" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

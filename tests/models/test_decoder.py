@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from longspan import generation
 from longspan.generation import Decoder
 from longspan.kernels import gemv, linear, span_attention
 from longspan.kernels.linear import VERY_FEW
@@ -32,6 +33,26 @@ def test_reads_what_the_model_reads(variant: str, batch: int) -> None:
         assert found_BV.shape == (batch, VOCABULARY)
         torch.testing.assert_close(found_BV, expected_BTV[:, 0], rtol=1e-8, atol=1e-9)
     assert equal(state, before)
+
+
+def test_where_its_capture_fails_every_token_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[int] = []
+
+    def fail(work: object) -> None:
+        attempts.append(1)
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    model = make("adaptive-span")
+    state, tokens = warm_state(model, 1), random_tokens(1, 6).split(1, dim=1)
+    sound = Decoder(model, state)
+    expected = [sound.read(token).clone() for token in tokens]
+    monkeypatch.setattr(generation, "_on_gpu", lambda _: True)
+    monkeypatch.setattr(generation, "capture", fail)
+    decoder = Decoder(model, state)
+    with pytest.warns(UserWarning, match="slower: operation not permitted when stream is capturing$") as seen:
+        found = [decoder.read(token).clone() for token in tokens]
+    assert len(seen) == len(attempts) == 1
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 NOT_RECORDABLE = (

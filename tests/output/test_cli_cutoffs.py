@@ -103,8 +103,8 @@ def test_an_order_that_is_not_by_frequency_is_told(capsys):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["mine.txt", "--clusters", "7"], "a vocabulary of 6 cannot be cut into 7 clusters: use fewer"),
-        (["mine.txt", "--clusters", "0"], "a vocabulary cannot be cut into 0 clusters: use 1 or more"),
+        (["mine.txt", "--clusters", "7"], "a vocabulary of 6 cannot be split into 7 clusters: use fewer"),
+        (["mine.txt", "--clusters", "0"], "a vocabulary cannot be split into 0 clusters: use 1 or more"),
         (["mine.txt", "--clusters", "two"], "invalid int value: 'two'"),
         (["mine.txt"], "the following arguments are required: --clusters"),
         (["nowhere", "--clusters", "2"], "there is no corpus, file or folder 'nowhere'"),
@@ -124,7 +124,7 @@ def test_an_order_that_is_not_by_frequency_is_told(capsys):
         (["mine.txt", "--clusters", "2", "--width", "9"], "--width has no effect without --cost time"),
         (["mine.txt", "--clusters", "2", "--cost", "time", "--tokens", "0"], "--tokens must be at least 1"),
         (["mine.txt", "--clusters", "2", "--cost", "time", "--constants", "1,0,1"], "the second above 0"),
-        (["mine.txt", "--clusters", "2", "--cost", "time", "--constants", "1,2"], "not three numbers"),
+        (["mine.txt", "--clusters", "2", "--cost", "time", "--constants", "1,2"], "must be three numbers"),
         (
             ["mine.txt", "--clusters", "2", "--cost", "time", "--constants", "1,2,3", "--width", "9"],
             "with --constants nothing is measured",

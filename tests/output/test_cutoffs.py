@@ -70,13 +70,13 @@ def test_as_many_clusters_as_words():
 @pytest.mark.parametrize(
     ("counts", "num_clusters", "complaint"),
     [
-        ([3, 2], 3, "a vocabulary of 2 cannot be cut into 3 clusters"),
-        ([3, 2], 0, "cannot be cut into 0 clusters: use 1 or more"),
-        ([], 1, "a vocabulary of 0 cannot be cut into 1 clusters"),
-        ([3, -2], 1, "none may be negative"),
-        ([0, 0], 1, "not all of them 0"),
-        ([2**70, 1], 2, "too large to be added up exactly"),
-        ([2**61, 1], 2, "too large to be added up exactly"),
+        ([3, 2], 3, "a vocabulary of 2 cannot be split into 3 clusters"),
+        ([3, 2], 0, "cannot be split into 0 clusters: use 1 or more"),
+        ([], 1, "a vocabulary of 0 cannot be split into 1 clusters"),
+        ([3, -2], 1, "must not be negative"),
+        ([0, 0], 1, "nor all 0"),
+        ([2**70, 1], 2, "too large for exact sums"),
+        ([2**61, 1], 2, "too large for exact sums"),
     ],
 )
 def test_what_cannot_be_cut(counts, num_clusters, complaint):

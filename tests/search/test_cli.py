@@ -87,7 +87,7 @@ def test_the_animation_has_a_frame_for_every_moment(recipe: str) -> None:
     [
         (["search", "hunt.toml", "--top", "0"], "--top must be at least 1, not 0"),
         (["search", "hunt.toml", "--top", "few"], "--top: invalid int value: 'few'"),
-        (["search", "quickstart"], "quickstart is no search"),
+        (["search", "quickstart"], "quickstart is not a search"),
         (["search", "--resume", "runs/none"], "there is no run folder runs/none"),
         (["search", "hunt.toml", "--search.candidates", "sfx"], "x"),
         (["search", "hunt.toml", "--search.num-blocks", "0"], "num_blocks"),

@@ -146,6 +146,6 @@ def test_each_way_of_training_refuses_the_other() -> None:
         Strategy.check(search)
     Searching.check(search)
     plain = replace(search, search=None)
-    with pytest.raises(UserError, match=r"hunt is no search.*use 'longspan train'"):
+    with pytest.raises(UserError, match=r"hunt is not a search.*use 'longspan train'"):
         Searching.check(plain)
     Strategy.check(plain)

@@ -59,8 +59,8 @@ class TestOverrides:
         (["--model.num-layer", "4"], "unknown key 'model.num_layer'; did you mean 'num_layers'?"),
         (
             ["--model.architecture", "sha-rnn", "--training.seed", "2"],
-            "the options of small.toml are those of adaptive-span, and sha-rnn has others: begin with a "
-            "recipe of sha-rnn (sha-rnn, sha-rnn-one), or with a TOML file of your own",
+            "small.toml has options of adaptive-span, which sha-rnn does not know: start from a recipe of "
+            "sha-rnn (sha-rnn, sha-rnn-one), or from your own TOML file",
         ),
         (["--model.architecture", "gpt", "--model.num-layer", "4"], "unknown key 'model.num_layer'"),
         (["--modle.width", "4"], "unknown key 'modle'; did you mean 'model'?"),
@@ -71,7 +71,7 @@ class TestOverrides:
         (["--training.device", "tpu"], "there is no device 'tpu'"),
         (["--data", "nowhere.txt"], "nowhere.txt"),
         (["--data.corpus", "1984"], "there is no corpus, file or folder '1984'"),
-        (["--name", "a/b"], "name must do for a folder"),
+        (["--name", "a/b"], "name must be usable for a folder"),
         (["--training.device", "meta"], "there is no device 'meta'"),
         (["--resume", "runs/small"], "leave out all other options"),
     ],
@@ -97,7 +97,7 @@ def test_an_option_without_its_value_does_not_take_the_next_one(
 def test_a_text_in_place_of_the_recipe(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("my.txt").write_text("some text")
     assert main(["train", "my.txt"]) == 1
-    assert "my.txt is no recipe: give text to train on with --data my.txt" in capsys.readouterr().err
+    assert "my.txt is not a recipe: to train on it, use --data my.txt" in capsys.readouterr().err
 
 
 def test_an_unknown_recipe(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,12 +205,12 @@ class TestEvalOptions:
     @pytest.mark.parametrize(
         ("words", "complaint"),
         [
-            (["--training.block-length", "8"], "'--training.block-length' means nothing here"),
-            (["--data.corpus", "x"], "eval takes only --model.* and --evaluation.*"),
-            (["--stage.0.steps", "1"], "'--stage.0.steps' means nothing here"),
-            (["--evaluation.max-tokens-final", "5"], "--max-tokens as the limit"),
+            (["--training.block-length", "8"], "'--training.block-length' has no effect on eval"),
+            (["--data.corpus", "x"], "has no effect on eval: use --model.* and --evaluation.*"),
+            (["--stage.0.steps", "1"], "'--stage.0.steps' has no effect on eval"),
+            (["--evaluation.max-tokens-final", "5"], "--max-tokens to limit the tokens"),
             (["--batch-size", "2", "--evaluation.batch-size", "3"], "are the same option: give one"),
-            (["--model.architecture", "gpt"], "the weights of a run are of one"),
+            (["--model.architecture", "gpt"], "the weights belong to one architecture"),
             (["--max-tokens", "0"], "max_tokens must be at least 1"),
             (["--max-tokens", "few"], "'evaluation.max_tokens' must be a whole number, not 'few'"),
             (["--evaluation.batchsize", "2"], "did you mean 'batch_size'?"),
@@ -255,5 +255,5 @@ def test_a_signal_from_outside(recipe: str, number: int, status: int) -> None:
     _, complaint = process.communicate(timeout=60)
     assert process.returncode == status, complaint
     name = signal.Signals(number).name
-    assert complaint == f"longspan: stopped by {name}; go on with 'longspan train --resume 'a long run''\n"
+    assert complaint == f"longspan: stopped by {name}; continue with 'longspan train --resume 'a long run''\n"
     assert Path("a long run/checkpoints/last.safetensors").is_file()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from longspan.config import AdaptiveSpanConfig, ShaRnnConfig, SpanConfig
+from longspan.generation import Decoder
 from longspan.kernels.cuda_graphs import capture
 from longspan.models import LanguageModel, build
 from longspan.training.graphs import STEADY
@@ -190,6 +191,41 @@ def test_the_process_is_as_before(forbidden: Any) -> None:
     assert not is_capturing()
     assert gc.isenabled()
     assert torch.equal(torch.rand(8, device="cuda"), expected)
+
+
+@pytest.mark.parametrize("forbidden", FORBIDDEN)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_decoding_goes_on_where_its_capture_fails(name: str, forbidden: Any) -> None:
+    """The model that is spoilt says what the sound one says, and the sound one is captured afterwards."""
+    torch.use_deterministic_algorithms(False)
+    torch.manual_seed(4)
+    model = build(CONFIGS[name], VOCABULARY).cuda().eval()
+    tokens = torch.randint(VOCABULARY, (2, 12)).cuda()
+
+    def said() -> tuple[Tensor, Decoder]:
+        decoder = Decoder(model, model.initial_state(2))
+        found = [decoder.read(tokens[:, i : i + 1]).clone() for i in range(tokens.shape[1])]
+        return torch.stack(found), decoder
+
+    expected, sound = said()
+    captures = sound._recording is not None  # SHA-RNN's memory grows: not every model is captured
+
+    def hook(_: Any, __: Any, out: Tensor) -> None:
+        if is_capturing():
+            forbidden(out)
+
+    spoiled = model.embedding.register_forward_hook(hook)
+    if captures:
+        with pytest.warns(UserWarning, match="decoding cannot be captured"):
+            found, _ = said()
+    else:
+        found, _ = said()
+    torch.testing.assert_close(found, expected)
+    spoiled.remove()
+    again, decoder = said()
+    assert (decoder._recording is not None) == captures
+    torch.testing.assert_close(again, expected)
+    torch.nn.functional.dropout(torch.ones(4, device="cuda"))  # random numbers outside a capture are fine
 
 
 def test_what_can_be_captured_is() -> None:

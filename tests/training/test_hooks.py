@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from longspan import hooks
 from longspan.config import RunConfig, SpanConfig, StageConfig
-from longspan.data import prepare
+from longspan.data import Lanes, prepare
 from longspan.errors import UserError
 from longspan.flops import Shape, flops
 from longspan.generation import Decoder
@@ -22,7 +22,7 @@ from longspan.optim import Muon, build_optimizers, undeclared_notice
 from longspan.runs import RunFolder, checkpoint
 from longspan.training.averaging import Average
 from longspan.training.formatting import readable
-from longspan.training.loop import Loop, _walk
+from longspan.training.loop import Loop
 from longspan.training.step import Updater
 
 from .own_model import Gate, OwnModel
@@ -81,10 +81,10 @@ def test_a_run_calls_every_hook_as_often_as_it_should(whole: tuple[Path, OwnMode
     out, model = whole
     config = RunFolder.open(out).config
     tokens = prepare(config.data).splits["train"].tokens
-    walk, expected = _walk(tokens, config.training, 300), []
-    position = walk.start
+    lanes, expected = Lanes(tokens, 6, 300, jitter=True, seed=config.training.seed), []
+    position = lanes.start
     for _ in range(30):
-        block = walk.next(position)
+        block = lanes.next(position)
         assert block is not None
         position = block.position
         expected.append(position.epoch)

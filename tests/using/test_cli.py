@@ -77,7 +77,7 @@ def test_unknown_words_are_answered_with_the_nearest_known_ones(capsys: pytest.C
     assert "unknown recipe 'enwik8-smal'; did you mean 'enwik8-small'?" in complaint(
         capsys, "recipes", "enwik8-smal"
     )
-    assert "'more' is one argument too many" in complaint(capsys, "spans", "run", "more")
+    assert "unexpected argument 'more'" in complaint(capsys, "spans", "run", "more")
 
 
 def test_what_argparse_finds_wrong_is_one_line_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +110,7 @@ def test_options_of_a_recipe_are_dotted(capsys: pytest.CaptureFixture[str]) -> N
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), ["train"], "micro_batches"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), ["eval", "run"], "smaller --batch-size"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), ["generate", "run"], "a shorter prompt"),
-        (MemoryError(), ["spans", "run"], "a machine that has more"),
+        (MemoryError(), ["spans", "run"], "a machine with more memory"),
     ],
 )
 def test_too_little_memory(
@@ -169,7 +169,7 @@ def test_checkpoints_that_are_no_good(
 def test_a_prompt_the_vocabulary_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_folder(tmp_path / "letters", CharacterTokenizer("abc"))
     message = complaint(capsys, "generate", run.path, "--prompt", "abcxyz")
-    assert "lacks the characters 'x', 'y', 'z'" in message
+    assert "does not have the characters 'x', 'y', 'z'" in message
     assert "a seed has at most 64 bits" in complaint(capsys, "generate", run.path, "--seed", 2**64)
     assert "top-k must be" in complaint(capsys, "generate", run.path, "--prompt", "a", "--top-k", "0")
 
@@ -204,7 +204,7 @@ def test_eval_reports_figures_with_their_counts(run: RunFolder, capsys: pytest.C
     assert rows["bits per character"] == f"{found['bits_per_character']:.4f}"
     assert rows["perplexity per token"] == f"{found['perplexity']:,.3f}"
     assert rows["tokens scored"] == f"{found['tokens']:,}"
-    assert rows["tokens skipped"] == "1 (the first token has nothing before it)"
+    assert rows["tokens skipped"] == "1 (the first token has no context)"
 
 
 @pytest.mark.parametrize(
@@ -213,13 +213,13 @@ def test_eval_reports_figures_with_their_counts(run: RunFolder, capsys: pytest.C
         (
             WordTokenizer(["<eos>", "line", "of", "a", "small", "<unk>"]),
             [
-                "{unknown:,} of {tokens:,} tokens are <unk>: bits per byte counts their text but not what it "
-                "would take to tell it"
+                "{unknown:,} of {tokens:,} tokens are <unk>: bits per byte counts their bytes, but not the "
+                "bits to predict them"
             ],
         ),
         (
             ByteTokenizer(lowercase=True),
-            ["the text is in lower case: bits per byte does not count what upper case would take"],
+            ["the text is in lower case: bits per byte does not count the bits of upper case"],
         ),
         (ByteTokenizer(), []),
     ],
@@ -245,7 +245,7 @@ def test_eval_warns_of_text_that_has_changed(
     corpus = tmp_path / "text.txt"
     warning = (
         f"longspan: the text of {corpus} has changed since the run began: "
-        "its test split may hold text that the model was trained on"
+        "its test split may contain text that the model was trained on"
     )
 
     def said(*options: str) -> list[str]:
@@ -317,7 +317,7 @@ def test_spans_are_shown_and_drawn(
     assert (tmp_path / "pictures" / "mine.png").read_bytes() == (run.path / "spans.png").read_bytes()
     config = run.path / "config.toml"
     before = config.read_bytes()
-    assert "ends in .png" in complaint(capsys, "spans", run.path, "--out", config)
+    assert "must end in .png" in complaint(capsys, "spans", run.path, "--out", config)
     assert "exists already" in complaint(
         capsys, "spans", run.path, "--out", tmp_path / "pictures" / "mine.png"
     )

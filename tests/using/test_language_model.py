@@ -106,7 +106,7 @@ def test_prompt_and_text_fit_together(tmp_path: Path, tokenizer: Tokenizer) -> N
 
 def test_a_prompt_the_vocabulary_cannot_say(tmp_path: Path) -> None:
     lm = longspan.load(run_folder(tmp_path / "run", CharacterTokenizer("abc")).path)
-    with pytest.raises(UserError, match="lacks the characters 'x', 'y'"):
+    with pytest.raises(UserError, match="does not have the characters 'x', 'y'"):
         lm.generate("abxy")
 
 

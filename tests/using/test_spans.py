@@ -77,7 +77,7 @@ def test_a_run_that_has_none(run: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no spans to show"):
         read_spans(run)
     run.spans.touch()  # as a model with fixed spans leaves it
-    with pytest.raises(UserError, match="if its model learns spans"):
+    with pytest.raises(UserError, match="if the model learns spans"):
         read_spans(run)
 
 

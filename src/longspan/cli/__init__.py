@@ -2,9 +2,9 @@
 
 A command module has `register(subparsers)`, which adds an `argparse` parser and sets `run=function(args)` on
 it. A command that accepts dotted options such as `--model.num-layers 4` also sets `accepts_overrides=True`;
-it finds them, as they were typed, in the list `args.overrides`. `smaller` says what to do where the memory
-does not suffice. `parser.more_help` makes the end of a help text when it is shown: it may import plugins.
-Commands import torch and what needs it inside `run`, so that help and complaints come at once.
+they are in the list `args.overrides`, as typed. `smaller` says what to do when memory runs out.
+`parser.more_help` makes the end of a help text when it is shown: it may import plugins. Commands import
+torch, and modules that need it, inside `run`, so that help and errors are fast.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import io
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -40,13 +41,15 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; what a user did wrong is one line on stderr and status 1."""
+    """Run one command; a user's mistake is one line on stderr and status 1."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal may lack characters that a model has learned
+        sys.stdout.reconfigure(errors="replace")  # the terminal may not support all characters
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # as in arguments: a prompt may hold any bytes
     try:
-        _run(sys.argv[1:] if argv is None else list(argv))
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
     except UserError as problem:
         print(f"longspan: {problem}", file=sys.stderr)
@@ -55,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("longspan: stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader has left (`longspan recipes | head`): point stdout elsewhere so that the interpreter's
-        # own flush at exit does not complain about it again.
+        # The reader has closed the pipe (`longspan recipes | head`): redirect stdout, so that the
+        # interpreter's own flush at exit does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as problem:  # a full disk, a folder one may not write to: the system names the file
@@ -65,10 +68,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _show_warning(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
+    """One line on stderr, without the source location."""
+    print(f"longspan: warning: {message}", file=sys.stderr)
+
+
 def _run(argv: list[str]) -> None:
     load_plugins(given_plugins(_OneLineParser(prog="longspan", add_help=False), argv))
     parser = _OneLineParser(
-        prog="longspan", description="Language models that remember: train, measure, look inside, generate."
+        prog="longspan", description="Language models with memory: train, evaluate, inspect, generate."
     )
     parser.add_argument("--version", action="version", version=f"longspan {VERSION}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
@@ -94,7 +102,7 @@ def _run(argv: list[str]) -> None:
     except (RuntimeError, MemoryError) as problem:
         if not is_out_of_memory(problem):
             raise
-        advice = getattr(args, "smaller", "use a machine that has more, or less text")
+        advice = getattr(args, "smaller", "use a machine with more memory, or less text")
         raise UserError(f"there is not enough memory: {advice}") from None
 
 
@@ -118,7 +126,7 @@ def _set_dotted_apart(argv: list[str]) -> tuple[list[str], list[str]]:
 def _complaint(parser: argparse.ArgumentParser, word: str, accepts_overrides: bool) -> str:
     where = f"(see '{parser.prog} --help')"
     if not word.startswith("-"):
-        return f"'{word}' is one argument too many {where}"
+        return f"unexpected argument '{word}' {where}"
     option = word.partition("=")[0]
     example = _dotted_option(option[2:]) if accepts_overrides else None
     if example is not None:
@@ -131,13 +139,13 @@ def _complaint(parser: argparse.ArgumentParser, word: str, accepts_overrides: bo
 
 
 def _dotted_option(part: str) -> str | None:
-    """An option that has `part` between its dots: `model.num-layers` for `num-layers`, or one of `model`."""
+    """An option with `part` between its dots: `model.num-layers` for `num-layers` or for `model`."""
     names = (option.name.replace("_", "-") for option in documented(RunConfig))
     return next((name for name in names if "." in name and part in name.split(".")), None)
 
 
 class _OneLineParser(argparse.ArgumentParser):
-    """An argument parser that takes no abbreviations and complains in one line."""
+    """An argument parser without abbreviations and with one-line errors."""
 
     more_help: Callable[[], str] | None = None
 

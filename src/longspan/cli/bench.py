@@ -1,4 +1,4 @@
-"""`longspan bench`: how fast models train and decode on this machine."""
+"""`longspan bench`: speed of training and decoding on this machine."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 # --batch-size is short for --training.batch-size, and so on.
 SHORT = ("batch_size", "block_length")
-# On a CPU nobody wants to wait for the shapes of a GPU.
+# The recipes' shapes are for a GPU: too slow on a CPU.
 SMALL = {"training.batch_size": "2", "training.block_length": "128", "training.micro_batches": "1"}
 
 
 def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "bench",
-        help="how fast models train and decode on this machine",
-        description="Time training steps of a recipe, optimizer included, by the reference path and by the "
-        "fast path, after checking that the two compute the same. Weights and tokens are random. Dotted "
+        help="speed of training and decoding on this machine",
+        description="Time training steps of recipes, optimizer included, on the reference path and on the "
+        "fast path, after checking that both compute the same. Weights and tokens are random. Dotted "
         "options change the recipes, for example --training.precision float32.",
     )
     parser.add_argument(
@@ -49,8 +49,8 @@ def register(subparsers: Any) -> None:
         "--spans",
         choices=("start", "profile"),
         default="start",
-        help="learned spans as training begins, or as it may leave them: most heads short, a few long "
-        "(default: start)",
+        help="learned spans as at the start of training, or as training may end: most heads short, a few "
+        "long (default: start)",
     )
     parser.add_argument("--decode", action="store_true", help="also time the decoding of one text")
     add_plugin_option(parser)
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
         config = changed(table, options.items(), name)
         vocabulary_size = known_vocabulary_size(config.data) or BYTES
         benches.append(Bench(config, vocabulary_size, device, spans=args.spans, say=say))
-    # All checks before the first measurement: a path that is broken stops everything before time is spent.
+    # All checks before the first measurement: a broken path must not cost time.
     agreements = [bench.check() for bench in benches]
     figures = [
         bench.measure(agreement, steps=args.steps, decode=args.decode)
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _options(args: argparse.Namespace, device: torch.device) -> dict[str, str]:
-    """What to change in every recipe."""
+    """The options to change in every recipe."""
     given = {name.replace("-", "_"): value for name, value in split_overrides(args.overrides)}
     if "training.device" in given:
         raise UserError("--training.device is for training: use --device")

@@ -1,4 +1,4 @@
-"""What commands say while they work, on standard error, and what they found, on standard output."""
+"""Progress lines on standard error, and tables on standard output."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 
 def say(line: str) -> None:
-    """One line for the person who waits."""
+    """Print one progress line."""
     print(line, file=sys.stderr)
 
 
 def show_table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers: bool = False) -> None:
-    """Rows under a header; with `numbers` all columns but the first are flush right."""
+    """Rows under a header; with `numbers` all columns but the first are right-aligned."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -22,6 +22,6 @@ def show_table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numb
     for index, title in enumerate(header):
         table.add_column(title, justify="right" if numbers and index else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))  # a bracket in a path is a bracket, and no style
+        table.add_row(*map(Text, row))  # a bracket in a path is not markup
     # Not a terminal: as wide as it needs to be, so that a log or a pipe gets whole lines.
     Console(width=None if sys.stdout.isatty() else 250).print(table)

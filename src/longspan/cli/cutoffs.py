@@ -25,7 +25,7 @@ def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "cutoffs",
         help="find the cheapest clusters for an adaptive softmax",
-        description="Cut a vocabulary, in the order of its tokens, into the clusters that cost least.",
+        description="Split a vocabulary, in the order of its tokens, into the cheapest clusters.",
     )
     parser.add_argument("corpus", nargs="?", metavar="CORPUS", help="a named corpus, a text file or a folder")
     parser.add_argument(
@@ -36,7 +36,8 @@ def register(subparsers: Any) -> None:
         "--cost",
         choices=("scores", "time"),
         default="scores",
-        help="what to save: scores within clusters, or time by the model of Grave et al. (default: scores)",
+        help="what to minimise: scores within clusters, or time by the model of Grave et al. (default: "
+        "scores)",
     )
     add_plugin_option(parser)
     add_tokenizer_options(parser, default="word")
@@ -48,8 +49,8 @@ def register(subparsers: Any) -> None:
         "--constants",
         type=_constants,
         metavar="C,LAMBDA,FLOOR",
-        help="seconds per product, seconds per score and scores of the largest product that takes no longer "
-        "than an empty one, instead of measuring them",
+        help="do not measure: seconds per product, seconds per score, and the number of scores up to which "
+        "a product takes no longer than an empty one",
     )
     parser.set_defaults(run=run)
 
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     _check(args)
     counts = _counts(args)
     if any(first < second for first, second in pairwise(counts)):
-        say("note: the vocabulary is not sorted by frequency; it is cut in the order it has")
+        say("note: the vocabulary is not sorted by frequency; it is split in its own order")
     tokens, product = args.tokens or TOKENS, None
     if args.cost == "time":
         product = args.constants or _measured(args)
@@ -93,7 +94,7 @@ def _constants(text: str) -> ProductTime:
             raise ValueError
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"'{text}' is not three numbers such as 5e-6,2e-11,5e5, the second above 0 and none below"
+            f"'{text}' must be three numbers such as 5e-6,2e-11,5e5, none negative and the second above 0"
         ) from None
     return ProductTime(constant, per_score, floor)
 
@@ -137,7 +138,7 @@ def _read_counts(path: Path) -> list[int]:
         except ValueError:
             shown = line[:40].decode("utf-8", "replace")
             raise UserError(
-                f"{path}, line {number}: '{shown}' is not a count: one whole number per line"
+                f"{path}, line {number}: '{shown}' is not a count: write one whole number per line"
             ) from None
     if not counts:
         raise UserError(f"{path} is empty: it must hold one count per line")
@@ -172,7 +173,7 @@ def _clusters(counts: list[int], cutoffs: tuple[int, ...]) -> list[_Cluster]:
 
 
 def _milliseconds(product: ProductTime, tokens: int, clusters: list[_Cluster]) -> float:
-    """Expected time of all products for a block: the first for all tokens, the others for their share."""
+    """Expected time of all products of a block: all tokens in the first, a share in the others."""
     first, *further = clusters
     total = sum(cluster.tokens for cluster in clusters)
     scores: list[float] = [(first.words + len(further)) * tokens]

@@ -1,4 +1,4 @@
-"""`longspan data`: corpora that can be had, and what is in them."""
+"""`longspan data`: the available corpora, and what is in them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "data",
         help="list, download, add and describe corpora",
-        description="Corpora that can be had, and what is in them.",
+        description="The available corpora, and what is in them.",
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    action = actions.add_parser("list", help="the corpora that have a name")
+    action = actions.add_parser("list", help="list the named corpora")
     add_plugin_option(action)
     action.set_defaults(run=list_corpora)
 
@@ -31,7 +31,7 @@ def register(subparsers: Any) -> None:
     action.set_defaults(run=get)
 
     action = actions.add_parser("add", help="give a file or folder of text a name")
-    action.add_argument("name", metavar="NAME", help="what to call it")
+    action.add_argument("name", metavar="NAME", help="the name")
     action.add_argument("path", metavar="PATH", help="a text file, or a folder of text files")
     action.set_defaults(run=add)
 
@@ -65,7 +65,7 @@ def get(args: argparse.Namespace) -> None:
 
     corpus = corpora.find(args.corpus, say)
     sizes = ", ".join(f"{split} {corpus.size(split):,}" for split in SPLITS)
-    print(f"{corpus.name} is here: {sizes} bytes")
+    print(f"{corpus.name} is ready: {sizes} bytes")
 
 
 def add(args: argparse.Namespace) -> None:

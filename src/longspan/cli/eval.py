@@ -1,4 +1,4 @@
-"""`longspan eval`: measure a trained model on held-out text."""
+"""`longspan eval`: evaluate a trained model on held-out text."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ if TYPE_CHECKING:
 # --protocol is short for --evaluation.protocol, and so on.
 SHORT = ("protocol", "batch_size", "block_length", "max_tokens")
 HELD_OUT = ("valid", "test")
-MAX_TOKENS = "evaluation.max_tokens"  # the run's own limit saves time while it trains, and is no limit here
+MAX_TOKENS = "evaluation.max_tokens"  # the run's own limit is for evaluation during training
 
 
 def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "eval",
         help="bits per byte, bits per character and perplexity of a run",
-        description="Measure a trained model on all tokens of a split. Dotted options change the run's own "
+        description="Evaluate a trained model on all tokens of a split. Dotted options change the run's "
         "settings of the model and the evaluation, for example --model.span.memory full.",
     )
     parser.add_argument("folder", metavar="RUN", help="the run folder")
     parser.add_argument("--split", default="test", help="train, valid or test (default: test)")
-    parser.add_argument("--data", metavar="CORPUS", help="another corpus, file or folder than the run's own")
+    parser.add_argument(
+        "--data", metavar="CORPUS", help="corpus, file or folder (default: the run's own corpus)"
+    )
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
     parser.add_argument("--protocol", help="every-token, adaptive-span, transformer-xl or sha-rnn")
-    parser.add_argument("--batch-size", metavar="N", help="lanes the text is cut into")
+    parser.add_argument("--batch-size", metavar="N", help="lanes that the text is split into")
     parser.add_argument("--block-length", metavar="N", help="tokens per block (default: as in training)")
     parser.add_argument("--max-tokens", metavar="N", help="score only the first N tokens")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: auto)")
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
     from longspan.language_model import load
     from longspan.runs import RunFolder
 
-    if args.data == "":  # most likely a variable of the shell that is not set
+    if args.data == "":  # most likely an unset shell variable
         raise UserError("--data is empty: give it a value or leave it out")
     overrides = _overrides(args)
     lm = load(args.folder, args.checkpoint, args.device, overrides)
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
     if not args.data and args.split in HELD_OUT and has_changed(RunFolder.open(Path(args.folder)), say):
         say(
             f"longspan: the text of {corpus} has changed since the run began: "
-            f"its {args.split} split may hold text that the model was trained on"
+            f"its {args.split} split may contain text that the model was trained on"
         )
     token_file = held_out(corpus, args.split, lm.tokenizer, lm.config.data.tokenizer, say)
     with _progress() as progress:
@@ -84,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
     else:
         notes = lost_text(lm.tokenizer, [(score.unknown, score.tokens)])
         if lm.config.search is not None:
-            notes.append("a search: every block is the mixture of its candidates (soft)")
+            notes.append("this is a search: every block is the mixture of its candidates (soft)")
         print(_as_text(score, where, notes))
 
 
@@ -95,11 +97,11 @@ def _overrides(args: argparse.Namespace) -> dict[str, str]:
         name = name.replace("-", "_")
         if not name.startswith(("model.", "evaluation.")) or name == "evaluation.max_tokens_final":
             raise UserError(
-                f"'--{name.replace('_', '-')}' means nothing here: eval takes only --model.* and "
-                "--evaluation.*, and --max-tokens as the limit of tokens"
+                f"'--{name.replace('_', '-')}' has no effect on eval: use --model.* and --evaluation.*, and "
+                "--max-tokens to limit the tokens"
             )
         if name == "model.architecture":
-            raise UserError("--model.architecture cannot be changed: the weights of a run are of one")
+            raise UserError("--model.architecture cannot be changed: the weights belong to one architecture")
         overrides[name] = value
     for short in SHORT:
         value, name = getattr(args, short), f"evaluation.{short}"
@@ -122,11 +124,11 @@ def _as_text(score: Score, where: dict[str, str], notes: list[str]) -> str:
         ("tokens skipped", f"{score.skipped:,} ({score.skipped_because})"),
         ("bytes", f"{score.bytes:,}"),
         ("characters", f"{score.characters:,}"),
-        ("words", f"{score.words:,}, ends of lines among them"),
+        ("words", f"{score.words:,}, including ends of lines"),
         ("protocol", f"{score.protocol}, {score.batch_size} lanes, blocks of {score.block_length}"),
     ]
     if score.divisor != score.tokens:
-        rows.append(("", f"per token means per {score.divisor:,}, as this protocol counts"))
+        rows.append(("", f"per token: this protocol divides by {score.divisor:,}"))
     rows.extend(("note", note) for note in notes)
     title = "{run} ({checkpoint} checkpoint) on the {split} split of {corpus}".format(**where)
     return "\n".join([title, "", *(f"{name:<22}{value}" for name, value in rows)])
@@ -134,7 +136,7 @@ def _as_text(score: Score, where: dict[str, str], notes: list[str]) -> str:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """How far the evaluation is: a live line on a terminal, a plain line every tenth in a log."""
+    """Progress: a live line on a terminal, a plain line at every tenth elsewhere."""
     if not sys.stderr.isatty():
         yield every_tenth(lambda done, total: say(f"{done:,} of {total:,} tokens"))
         return

@@ -1,4 +1,4 @@
-"""How figures are shown, and what has to be said beside them."""
+"""Printing scores, and the notes that belong to them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from longspan.data import Tokenizer
 
-SCORED = ("valid", "test")  # what the end of a run is scored on
-_LONG = 1e6  # from here on nobody reads the digits
-_LETTERS = {"byte", "character", "symbols"}  # forms of tokenizers whose perplexity nobody asks for
+SCORED = ("valid", "test")  # the splits that are scored at the end of a run
+_LONG = 1e6  # larger values are printed with an exponent
+_LETTERS = {"byte", "character", "symbols"}  # forms of tokenizers whose perplexity is not shown
 
 
 def perplexity(value: float) -> str:
-    """Three decimals; absurd ones as 3.08e+30."""
+    """Three decimals; large values as 3.08e+30."""
     return f"{value:,.3f}" if value < _LONG else f"{value:.2e}"
 
 
 def final_figures(final: dict[str, Any], tokenizer: Tokenizer) -> list[str]:
-    """The scores of a finished run, from the last line of its metrics, and what to know beside them."""
+    """The scores of a finished run, from the last line of its metrics, with notes."""
     lines: list[str] = []
     for split in SCORED:
         score = final[split]
@@ -28,7 +28,7 @@ def final_figures(final: dict[str, Any], tokenizer: Tokenizer) -> list[str]:
             f"({score['tokens']:,} tokens, {score['bytes']:,} bytes; weights of step {final['step']:,})"
         )
         if tokenizer.form not in _LETTERS:
-            kinds = {"perplexity": "token", "perplexity_per_word": "word"}  # those that are finite are there
+            kinds = {"perplexity": "token", "perplexity_per_word": "word"}  # only finite values are present
             shown = [f"{perplexity(score[key])} per {kind}" for key, kind in kinds.items() if key in score]
             lines.append(f"perplexity     {', '.join(shown)} on the {split} split")
     counts = [(final[split]["unknown"], final[split]["tokens"]) for split in SCORED]
@@ -36,13 +36,13 @@ def final_figures(final: dict[str, Any], tokenizer: Tokenizer) -> list[str]:
 
 
 def lost_text(tokenizer: Tokenizer, counts: Iterable[tuple[int, int]]) -> list[str]:
-    """What to know of bits per byte where a tokenizer lost text; of each text its `<unk>`s and all tokens."""
+    """Notes on bits per byte if the tokenizer lost text; `counts` has (`<unk>`, all tokens) per text."""
     notes = [
         f"{unknown:,} of {tokens:,} tokens are <unk>: "
-        "bits per byte counts their text but not what it would take to tell it"
+        "bits per byte counts their bytes, but not the bits to predict them"
         for unknown, tokens in counts
         if unknown
     ]
     if tokenizer.lowercase:
-        notes.append("the text is in lower case: bits per byte does not count what upper case would take")
+        notes.append("the text is in lower case: bits per byte does not count the bits of upper case")
     return notes

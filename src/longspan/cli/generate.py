@@ -1,4 +1,4 @@
-"""`longspan generate`: let a trained model write on."""
+"""`longspan generate`: continue a text with a trained model."""
 
 from __future__ import annotations
 
@@ -12,18 +12,26 @@ from longspan.cli.plugin_option import add_plugin_option
 def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "generate",
-        help="let a trained model continue a text",
-        description="Continue a text, token by token, as it is written. Without a prompt the model starts as "
-        "if at the beginning of a line.",
+        help="continue a text with a trained model",
+        description="Continue a text and print it token by token. Without a prompt the model starts as at "
+        "the beginning of a line.",
     )
     parser.add_argument("folder", metavar="RUN", help="the run folder")
     parser.add_argument("--prompt", default="", help="the text to continue; - reads it from standard input")
-    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="how many (default: 200)")
     parser.add_argument(
-        "--temperature", type=float, default=0.8, metavar="X", help="0: always the likeliest (default: 0.8)"
+        "--tokens", type=int, default=200, metavar="N", help="number of tokens (default: 200)"
     )
-    parser.add_argument("--top-k", type=int, metavar="N", help="draw from the N likeliest tokens only")
-    parser.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest P of probability")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        metavar="X",
+        help="0: always the most likely token (default: 0.8)",
+    )
+    parser.add_argument("--top-k", type=int, metavar="N", help="sample from the N most likely tokens")
+    parser.add_argument(
+        "--top-p", type=float, metavar="P", help="sample from the most likely tokens with total probability P"
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text")
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: auto)")
@@ -37,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
     lm = load(args.folder, args.checkpoint, args.device)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     pieces = lm.stream(prompt, args.tokens, args.temperature, args.top_k, args.top_p, args.seed)
-    first = next(pieces)  # a mistake in the prompt or the settings shows here, before anything is printed
+    first = next(pieces)  # errors in the prompt or the settings appear here, before any output
     print(prompt, first, sep="", end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)

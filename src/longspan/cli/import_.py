@@ -1,4 +1,4 @@
-"""`longspan import`: a run folder of an original implementation's checkpoint."""
+"""`longspan import`: make a run folder from a checkpoint of an original implementation."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from longspan.cli.console import say
 def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "import",
-        help="make a run of an original's checkpoint",
-        description="Make a run folder, for eval and generate, of an original implementation's checkpoint. "
-        "Such a file holds no vocabulary: it is made of the corpus, as that project made it, so give the "
-        "corpus that the model was trained on. Without one, and for fairseq, the run reads and writes the "
-        "numbers of tokens. What the file cannot tell has the project's default.",
+        help="import a checkpoint of an original implementation",
+        description="Make a run folder, for eval and generate, from a checkpoint of an original "
+        "implementation. Such a file has no vocabulary. It is rebuilt from the corpus, so give the corpus "
+        "that the model was trained on. Without a corpus, and for fairseq, the run reads and writes token "
+        "numbers. Options that the file does not contain have the project's defaults.",
     )
-    parser.add_argument("file", metavar="FILE", help="the checkpoint; one that could run code is refused")
+    parser.add_argument("file", metavar="FILE", help="the checkpoint; a file that could run code is refused")
     parser.add_argument(
         "--from",
         dest="kind",
@@ -31,7 +31,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="JSON with the original's own options (default for hf-transfo-xl: config.json beside FILE)",
+        help="JSON with the original's options (default for hf-transfo-xl: config.json next to FILE)",
     )
     parser.add_argument("--out", metavar="RUN", required=True, help="the new run folder")
     parser.set_defaults(run=run)

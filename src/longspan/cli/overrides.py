@@ -12,7 +12,7 @@ from longspan.errors import UserError
 
 
 def split_overrides(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Names and values from the words of a command line."""
+    """Names and values from command-line arguments."""
     pairs: list[tuple[str, str]] = []
     waiting = iter(words)
     for word in waiting:
@@ -29,13 +29,13 @@ def split_overrides(words: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def apply(table: dict[str, Any], overrides: Iterable[tuple[str, str]]) -> None:
-    """Set the values in a recipe's table; `schema.read` then names the keys that do not exist."""
+    """Set the values in a recipe's table; `schema.read` then reports unknown keys."""
     for name, value in overrides:
         override(table, name, value)
 
 
 def changed(table: dict[str, Any], overrides: Iterable[tuple[str, str]], recipe: str) -> RunConfig:
-    """What the table of `recipe` says once these values are set in it."""
+    """The configuration of `recipe` after setting these values in its table."""
     overrides, before = list(overrides), _architecture(table)
     apply(table, overrides)
     try:
@@ -55,9 +55,9 @@ def _architecture(table: dict[str, Any]) -> str:
 
 
 def _other_architecture(recipe: str, before: str, now: str) -> str:
-    """The keys that are unknown now are the recipe's: nobody has typed them."""
+    """The unknown keys come from the recipe, not from the user."""
     fitting = [name for name in recipes.names() if _architecture(recipes.load(name)) == now]
     return (
-        f"the options of {recipe} are those of {before}, and {now} has others: begin with a recipe of {now} "
-        f"({', '.join(fitting)}), or with a TOML file of your own"
+        f"{recipe} has options of {before}, which {now} does not know: start from a recipe of {now} "
+        f"({', '.join(fitting)}), or from your own TOML file"
     )

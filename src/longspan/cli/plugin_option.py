@@ -1,4 +1,4 @@
-"""`--plugin MODULE`: what a command may be given besides the plugins that a recipe or a run names."""
+"""`--plugin MODULE`: further plugins, besides those that a recipe or a run names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def add_plugin_option(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODULE",
-        help="a module on the Python path to import first: it registers what it adds (may be repeated)",
+        help="a Python module to import first; it registers what it adds (may be repeated)",
     )
 
 

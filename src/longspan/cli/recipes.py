@@ -1,4 +1,4 @@
-"""`longspan recipes`: what can be trained, and what is expected of it."""
+"""`longspan recipes`: the recipes, their sizes and published numbers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from longspan.cli.plugin_option import add_plugin_option
 from longspan.config import DataConfig, RunConfig, StageConfig, schema
 
 BYTES = 256
-# What the text decides, for texts that never change: the bytes or words in them, and the end of a line, which
-# Transformer-XL leaves out where it reads bytes.
+# Vocabulary sizes of fixed texts: their bytes or words, and the end of a line, which Transformer-XL leaves
+# out when it reads bytes.
 PUBLISHED = {
     ("enwik8", "adaptive-span"): 205,
     ("text8", "adaptive-span"): 28,
@@ -26,12 +26,12 @@ PUBLISHED = {
 def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "recipes",
-        help="what can be trained: names, sizes and published numbers",
+        help="list the recipes: names, sizes and published numbers",
         description="List the recipes, or print one as the TOML file that 'longspan train' takes. "
-        "A TOML file of your own is described as those of the list are.",
+        "A TOML file of your own is summarised in the same way.",
     )
     parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="print this recipe; or describe this TOML file"
+        "name", nargs="?", metavar="NAME", help="print this recipe, or summarise this TOML file"
     )
     add_plugin_option(parser)
     parser.set_defaults(run=run)
@@ -67,7 +67,7 @@ def _length(stage: StageConfig) -> str:
 
 
 def _expectation(key: str, value: Any) -> str:
-    """`test_bits_per_byte` and 1.02 read: test 1.02 bits per byte."""
+    """`test_bits_per_byte` and 1.02 become: test 1.02 bits per byte."""
     if key == "parameters":
         return f"{value / 1e6:g}M parameters"
     split, _, measure = key.partition("_")
@@ -75,14 +75,14 @@ def _expectation(key: str, value: Any) -> str:
 
 
 def known_vocabulary_size(data: DataConfig) -> int | None:
-    """How many tokens there will be, where it can be said without looking at the text."""
+    """The vocabulary size, if it is known without the text."""
     if data.tokenizer.kind == "byte":
         return BYTES
     return data.tokenizer.vocabulary_size or PUBLISHED.get((data.corpus, data.tokenizer.kind))
 
 
 def _num_parameters(config: RunConfig, vocabulary_size: int) -> int:
-    """Counted on a model that takes no memory."""
+    """Counted on the meta device, which uses no memory."""
     import torch
 
     from longspan.models import build_run

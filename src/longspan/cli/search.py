@@ -22,13 +22,13 @@ DEFAULT = "wikitext2-par-search"
 def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "search",
-        help="find which blocks a model wants",
+        help="search the pattern of a model's blocks",
         usage="longspan search [RECIPE] [--data CORPUS] [--name NAME] [--out RUN] [--top N] "
         "[--plugin MODULE]\n                       [--OPTION VALUE ...]\n"
         "       longspan search --resume RUN [--top N] [--plugin MODULE]",
-        description="Train a model whose blocks learn what to be: attention, near or far, feed-forward or\n"
-        "nothing. Print the pattern they have chosen; write a picture of the choice, an animation of how it\n"
-        "came about, and the recipe found.toml, which 'longspan train' trains from scratch.",
+        description="Train a supernet whose blocks learn their kind: attention, long attention, feed-\n"
+        "forward or identity. Print the pattern that was found. Write a picture of the probabilities, an\n"
+        "animation of their history, and the recipe found.toml, which 'longspan train' trains from scratch.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.more_help = lambda: "\n".join(["options of a recipe:", *option_lines()])
@@ -57,12 +57,12 @@ def _search(config: RunConfig | None, out: Path) -> RunFolder:
             return resume(out, reporter=reporter, strategy=Searching)
         return train(config, out, reporter=reporter, strategy=Searching)
     except Interrupted as stop:
-        print(f"longspan: {stop}; go on with '{RunFolder(out).resume_command}'", file=sys.stderr)
+        print(f"longspan: {stop}; continue with '{RunFolder(out).resume_command}'", file=sys.stderr)
         sys.exit(stop.exit_status)
 
 
 def _show(folder: RunFolder, top: int) -> None:
-    """What was found, how good it is as part of the supernet, and what to do with it."""
+    """Print the result, its scores inside the supernet, and the next command."""
     from longspan.search import read_findings, write_findings
 
     final = folder.final()

@@ -1,4 +1,4 @@
-"""`longspan spans`: how far every head of a run has learned to look back."""
+"""`longspan spans`: the learned span of every head of a run."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "spans",
-        help="how far every head of a run has learned to look back",
-        description="Show the learned spans in the terminal and draw them, with their history, as a picture.",
+        help="show the learned span of every head",
+        description="Print the learned spans, and draw them with their history as a picture.",
     )
     parser.add_argument("folder", metavar="RUN", help="the run folder")
-    parser.add_argument("--out", metavar="FILE.png", help="where the picture goes (default: RUN/spans.png)")
+    parser.add_argument("--out", metavar="FILE.png", help="file of the picture (default: RUN/spans.png)")
     parser.add_argument(
         "--freeze",
         metavar="NEW_RUN",
-        help="make a run of the best weights with their spans as fixed windows, as far as each head sees",
+        help="make a new run from the best weights, with the learned spans as fixed windows",
     )
     add_plugin_option(parser)
     parser.set_defaults(run=run)
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     folder = RunFolder.open(Path(args.folder))
     picture = Path(args.out) if args.out else None
     if picture is not None and picture.suffix != ".png":
-        raise UserError(f"the picture is a PNG: give --out a name that ends in .png, not {picture.name}")
+        raise UserError(f"the picture is a PNG file: --out must end in .png, not {picture.name}")
     if picture is not None and picture.exists():
         raise UserError(f"{picture} exists already: give --out another name")
     show(folder, picture)
@@ -53,7 +53,7 @@ def freeze(folder: RunFolder, out: Path) -> None:
 
 
 def show(folder: RunFolder, picture: Path | None = None) -> None:
-    """Print the spans of a run and draw them, into its own folder unless told otherwise."""
+    """Print the spans of a run and draw them, by default into its own folder."""
     from longspan.inspection import draw_spans, read_spans, spans_as_text
 
     picture = picture or folder.path / "spans.png"

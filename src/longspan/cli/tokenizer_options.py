@@ -1,4 +1,4 @@
-"""How commands without a recipe are told how text becomes tokens."""
+"""Tokenizer options for commands without a recipe."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def add_tokenizer_options(parser: argparse.ArgumentParser, *, default: str) -> N
         f"adaptive-span, sha-rnn, transformer-xl, or one of a plugin (default: {default})",
     )
     parser.add_argument("--vocabulary-size", type=int, metavar="N", help="pieces or words to keep")
-    parser.add_argument("--lowercase", action="store_true", help="turn text to lower case first")
-    parser.add_argument("--order", choices=orders, help="how words and characters are numbered")
+    parser.add_argument("--lowercase", action="store_true", help="convert text to lower case first")
+    parser.add_argument("--order", choices=orders, help="order in which words and characters are numbered")
     parser.set_defaults(default_tokenizer=default)
 
 
 def given_tokenizer_options(args: argparse.Namespace) -> list[str]:
-    """Those that were typed, as one types them."""
+    """The options that were given, as typed."""
     values = {name: getattr(args, name) for name in ("tokenizer", "vocabulary_size", "lowercase", "order")}
     given = [name for name, value in values.items() if value is not None and value is not False]
     return [f"--{name.replace('_', '-')}" for name in given]

@@ -26,7 +26,7 @@ def register(subparsers: Any) -> None:
         usage="longspan train [RECIPE] [--data CORPUS] [--name NAME] [--out RUN] [--plugin MODULE]\n"
         "                      [--OPTION VALUE ...]\n"
         "       longspan train --resume RUN [--plugin MODULE]",
-        description="Train a model, score it on held-out text and show what it learned.",
+        description="Train a model, score it on held-out text, print a sample and the learned spans.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.more_help = lambda: "\n".join(["options of a recipe:", *option_lines()])
@@ -47,14 +47,14 @@ def _train(config: RunConfig | None, out: Path) -> None:
     try:
         folder = resume(out, reporter=reporter) if config is None else train(config, out, reporter=reporter)
     except Interrupted as stop:
-        print(f"longspan: {stop}; go on with '{RunFolder(out).resume_command}'", file=sys.stderr)
+        print(f"longspan: {stop}; continue with '{RunFolder(out).resume_command}'", file=sys.stderr)
         sys.exit(stop.exit_status)
     if not was_finished:
         _show(folder)
 
 
 def _show(folder: RunFolder) -> None:
-    """What came of it: where it is, how good, how it writes, how far it looks back."""
+    """Print the run folder, the scores, a sample and the learned spans."""
     from longspan.language_model import load
 
     final = folder.final()

@@ -1,4 +1,4 @@
-"""The options of commands that train: a recipe, what to change in it, where the run goes."""
+"""Options of commands that train: a recipe, changes to it, the run folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from longspan.files import free_folder
 
 
 def add_options(parser: argparse.ArgumentParser, default: str) -> None:
-    """`default` is the recipe that is taken where none is given."""
+    """`default` is the recipe to use if none is given."""
     parser.add_argument(
         "recipe",
         nargs="?",
@@ -30,18 +30,18 @@ def add_options(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--data", metavar="CORPUS", help="a named corpus, a text file or a folder")
     parser.add_argument("--name", help="name of the run (default: that of --out, else the recipe's)")
     parser.add_argument("--out", metavar="RUN", help="the new run folder (default: runs/ and the name)")
-    parser.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped")
+    parser.add_argument("--resume", metavar="RUN", help="continue a run that was stopped")
     add_plugin_option(parser)
     parser.set_defaults(
         accepts_overrides=True,
         default_recipe=default,
         smaller="raise training.micro_batches, or lower training.batch_size, training.block_length or the "
-        "sizes of the model; if it happened while scoring, lower evaluation.batch_size",
+        "sizes of the model; if it happened during evaluation, lower evaluation.batch_size",
     )
 
 
 def option_lines() -> Iterator[str]:
-    """The dotted options for the end of a help text."""
+    """The dotted options as lines of a help text."""
     for option in documented(RunConfig):
         name = option.name.replace("_", "-")
         if "." in name:
@@ -50,7 +50,7 @@ def option_lines() -> Iterator[str]:
 
 
 def wanted(args: argparse.Namespace) -> tuple[RunConfig | None, Path]:
-    """What to train and into which folder; no configuration where a run is to be resumed."""
+    """What to train and the run folder; no configuration if a run is resumed."""
     given = {
         "RECIPE": args.recipe,
         "--data": args.data,
@@ -59,19 +59,19 @@ def wanted(args: argparse.Namespace) -> tuple[RunConfig | None, Path]:
         "--resume": args.resume,
     }
     for option, value in given.items():
-        if value == "":  # most likely a variable of the shell that is not set
+        if value == "":  # most likely an unset shell variable
             raise UserError(f"{option} is empty: give it a value or leave it out")
     if args.resume is None:
         config = _configuration(args)
         return config, Path(args.out) if args.out else free_folder(Path("runs") / config.name)
     if args.recipe or args.data or args.name or args.out or args.overrides:
-        raise UserError("--resume goes on with the settings of the run: leave out all other options")
+        raise UserError("--resume uses the settings of the run: leave out all other options")
     return None, Path(args.resume)
 
 
 def _configuration(args: argparse.Namespace) -> RunConfig:
     if args.recipe and args.recipe not in recipes.names() and _is_text(Path(args.recipe)):
-        raise UserError(f"{args.recipe} is no recipe: give text to train on with --data {quote(args.recipe)}")
+        raise UserError(f"{args.recipe} is not a recipe: to train on it, use --data {quote(args.recipe)}")
     table = recipes.load(args.recipe or args.default_recipe)
     _add_plugins(table, args.plugin)
     if args.data is not None:
@@ -84,7 +84,7 @@ def _configuration(args: argparse.Namespace) -> RunConfig:
 
 
 def _add_plugins(table: dict[str, Any], plugins: Sequence[str]) -> None:
-    """The run remembers what it was started with, so that it can be resumed and used without naming it."""
+    """The configuration of the run names its plugins, so that it can be resumed and used without --plugin."""
     named = table.get("plugins", [])
     if plugins and isinstance(named, list):
         table["plugins"] = list(dict.fromkeys([*named, *plugins]))

@@ -1,4 +1,4 @@
-"""Which text a run reads, and how it becomes tokens."""
+"""Options of the corpus and the tokenizer."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from longspan.registry import TOKENIZERS
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """How text becomes numbers.
+    """How text becomes tokens.
 
-    `adaptive-span`, `sha-rnn` and `transformer-xl` prepare text as those projects did, newlines, `<eos>`
-    and order of the vocabulary included; use them to compare with published numbers. `sentencepiece-default`
-    is for the same: it loses line ends and rare characters, where `sentencepiece` loses nothing. `number`
-    reads text that holds the numbers of tokens.
+    `adaptive-span`, `sha-rnn` and `transformer-xl` prepare text as those projects did, including newlines,
+    `<eos>` and the order of the vocabulary. Use them to compare with published numbers. So is
+    `sentencepiece-default`: it loses line ends and rare characters; `sentencepiece` loses nothing. `number`
+    reads text that consists of token numbers.
     """
 
     kind: str = option("byte", help="the unit of text")
     vocabulary_size: int | None = option(
         None,
-        help="pieces of sentencepiece and bpe; for words, keep only the most frequent; how many numbers",
+        help="sentencepiece, bpe: pieces; word: most frequent words to keep; number: how many numbers",
     )
-    lowercase: bool = option(False, help="turn text to lower case first")
+    lowercase: bool = option(False, help="convert text to lower case first")
     order: Literal["frequency", "first-seen"] = option(
-        "frequency", help="how words and characters are numbered"
+        "frequency", help="order in which words and characters are numbered"
     )
 
 

@@ -1,4 +1,4 @@
-"""How options, values and types are called in messages and reference pages."""
+"""How options, values and types are written in messages and reference pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GPT is made of."""
+"""Options of the GPT."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class GptConfig:
     num_layers: int = option(8, help="layers, each attention followed by feed-forward")
     width: int = option(512, help="size of the hidden states")
     num_heads: int = option(8, help="attention heads per layer")
-    inner_width: int = option(2048, help="size of the feed-forward layer's hidden part")
+    inner_width: int = option(2048, help="inner size of the feed-forward layer")
     context: int = option(
-        4096, help="the text is read in contexts of this many tokens, and none sees another"
+        4096, help="tokens of a context; the text is read in contexts that do not see each other"
     )
     dropout: float = option(
         0.0, help="dropout on embeddings, attention weights, and the outputs of all layers"
     )
     span: SpanConfig | None = option(
-        None, help="where a head may look, up to a limit of context (default: its whole context)"
+        None, help="spans of the heads, with a limit of at most context (default: the whole context)"
     )
-    vocabulary: VocabularyConfig = section(VocabularyConfig, help="how words are read and predicted")
+    vocabulary: VocabularyConfig = section(VocabularyConfig, help="embedding and output layer")
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "width", "num_heads", "inner_width", "context"):

@@ -1,4 +1,4 @@
-"""What the models of two papers on spans are made of, and what any model is told by."""
+"""Options of adaptive span and all-attention, and the type of any model's options."""
 
 from __future__ import annotations
 
@@ -19,20 +19,18 @@ class AdaptiveSpanConfig:
     pattern: str | None = option(
         None,
         help=lambda: (
-            f"the blocks by letters: {letters('sfi')}; num_layers is then not used "
+            f"one letter per block: {letters('sfi')}; num_layers is then not used "
             "(default: sf for every layer)"
         ),
     )
     width: int = option(512, help="size of the hidden states")
     num_heads: int = option(8, help="attention heads per layer")
-    inner_width: int = option(2048, help="size of the feed-forward layer's hidden part")
+    inner_width: int = option(2048, help="inner size of the feed-forward layer")
     dropout: float = option(0.0, help="dropout on attention weights and inside the feed-forward layer")
     embedding_dropout: float = option(0.0, help="dropout on the embeddings and on the last layer's output")
-    norm: Literal["post", "pre"] = option(
-        "post", help="normalise after each residual sum (original) or before each block"
-    )
+    norm: Literal["post", "pre"] = option("post", help="post-norm (original) or pre-norm")
     span: SpanConfig = section(SpanConfig, help="where a head may look")
-    vocabulary: VocabularyConfig = section(VocabularyConfig, help="how words are read and predicted")
+    vocabulary: VocabularyConfig = section(VocabularyConfig, help="embedding and output layer")
     blocks: dict[str, Any] = block_options()
 
     def __post_init__(self) -> None:
@@ -50,11 +48,13 @@ class AllAttentionConfig:
     num_layers: int = option(18, help="layers of attention; there is no feed-forward")
     width: int = option(512, help="size of the hidden states")
     num_heads: int = option(8, help="attention heads per layer")
-    num_persistent: int = option(1024, help="persistent keys and values of every head", old_name="num_slots")
-    dropout: float = option(0.0, help="dropout on attention weights, those of persistent vectors included")
+    num_persistent: int = option(
+        1024, help="persistent vectors (keys and values) per head", old_name="num_slots"
+    )
+    dropout: float = option(0.0, help="dropout on attention weights, also of persistent vectors")
     embedding_dropout: float = option(0.0, help="dropout on the embeddings and on the last layer's output")
     span: SpanConfig = section(SpanConfig, help="where a head may look")
-    vocabulary: VocabularyConfig = section(VocabularyConfig, help="how words are read and predicted")
+    vocabulary: VocabularyConfig = section(VocabularyConfig, help="embedding and output layer")
 
     def __post_init__(self) -> None:
         _check_sizes(self, "num_layers", "width", "num_heads", "num_persistent")
@@ -63,7 +63,7 @@ class AllAttentionConfig:
 
 
 ModelConfig: TypeAlias = Any
-"""A dataclass that the registry has for an architecture, ours or a user's."""
+"""The registered dataclass of an architecture, ours or a user's."""
 
 
 def _check_sizes(config: AdaptiveSpanConfig | AllAttentionConfig, *names: str) -> None:

@@ -1,4 +1,4 @@
-"""What a modern transformer with memory is made of."""
+"""Options of the modern transformer with spans and memory."""
 
 from __future__ import annotations
 
@@ -13,59 +13,58 @@ _LONGEST_NGRAM = 64  # far beyond what repeats in a text
 
 @dataclass(frozen=True, kw_only=True)
 class ModernConfig:
-    """Spans and memory in a transformer as it is built today."""
+    """A current transformer with spans and memory."""
 
     num_layers: int = option(12, help="layers, each attention followed by feed-forward")
     width: int = option(512, help="size of the hidden states")
     num_heads: int = option(8, help="attention heads per layer")
-    inner_width: int = option(2048, help="size of the feed-forward layer's hidden part")
+    inner_width: int = option(2048, help="inner size of the feed-forward layer")
     feed_forward: Literal["relu", "gelu", "squared-relu", "swiglu"] = option(
-        "squared-relu", help="what is between the matrices; swiglu has three of them, the others two"
+        "squared-relu", help="activation of the feed-forward layer; swiglu has three matrices, the others two"
     )
     positions: Literal["rotary", "learned", "none"] = option(
         "rotary",
-        help="how distance counts in attention: turned queries and keys, one learned key per distance (as in "
-        "adaptive-span), or not at all",
+        help="position encoding: rotary (RoPE), one learned key per distance (as in adaptive-span), or none",
     )
     rope_base: float = option(
         10000.0,
-        help="RoPE base: the slowest pair turns once in 6.3 x this many positions",
+        help="RoPE base; the longest wavelength is about 6.3 times this many positions",
         old_name="rotary_base",
     )
     convolution: int = option(
-        0, help="let the first layer read this many tokens, itself and those right before, as one; 0 for none"
+        0, help="width of a causal convolution over the embeddings, in tokens; 0 for none"
     )
     ngrams: tuple[int, ...] = option(
         (),
-        help="let embeddings say what the last tokens mean together: 2 for pairs, 3 for triples, and so on",
+        help="add embeddings of n-grams, one table per n: 2 for pairs, 3 for triples, and so on",
     )
     ngram_rows: int = option(
-        4096, help="rows of the table for each of ngrams, which share them by a hash where they are more"
+        4096, help="rows of each n-gram table; more n-grams than rows share them by a hash"
     )
     ngram_width: int | None = option(
-        None, help="columns of these tables; if fewer than width, a matrix widens them (default: width)"
+        None, help="columns of the n-gram tables; if fewer than width, a matrix widens them (default: width)"
     )
     ngram_dropout: float = option(
         0.0,
-        help="leave each of these tables out of a token with this probability, from the second pass through "
-        "the text on: rare n-grams are learned by heart otherwise",
+        help="probability that an n-gram table is dropped for a token, from epoch 2 on: otherwise rare "
+        "n-grams are memorised",
     )
-    qk_norm: bool = option(True, help="norm queries and keys in every head", old_name="query_key_norm")
+    qk_norm: bool = option(True, help="QK-norm in every head", old_name="query_key_norm")
     memory: Literal["hidden", "keys-values"] = option(
         "hidden",
-        help="remember hidden states and project them anew in every block, or keys and values as they were "
-        "when they were read: cheaper, and no gradient reaches the projections through the memory",
+        help="remember hidden states and project them again in every block, or keep keys and values: "
+        "cheaper, but no gradient reaches the projections through the memory",
     )
     dropout: float = option(
         0.0, help="dropout on embeddings, attention weights, and the outputs of all layers"
     )
     repeat_dropout: float = option(
         0.0,
-        help="dropout on embeddings and the outputs of all layers where a text is read often: none in three "
-        "passes, then growing, and this much from the nineteenth on",
+        help="dropout on embeddings and the outputs of all layers; it ramps in from epoch 4 and has this "
+        "value from epoch 19 on",
     )
-    tied: bool = option(False, help="predict with the table of the embedding")
-    softcap: float | None = option(None, help="keep the scores of words within this (default: no limit)")
+    tied: bool = option(False, help="use the embedding's weights in the output layer")
+    softcap: float | None = option(None, help="limit logits to this value by tanh (default: no limit)")
     span: SpanConfig = section(SpanConfig, help="where a head may look")
 
     def __post_init__(self) -> None:
@@ -76,7 +75,7 @@ class ModernConfig:
             raise ValueError(f"width {self.width} is not a multiple of num_heads {self.num_heads}")
         if self.positions == "rotary" and self.width // self.num_heads % 2:
             raise ValueError(
-                f"rotary positions turn pairs: width / num_heads must be even, not "
+                f"rotary positions need an even head width: width / num_heads is "
                 f"{self.width // self.num_heads}"
             )
         if self.convolution < 0 or self.convolution == 1:

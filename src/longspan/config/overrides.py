@@ -1,4 +1,4 @@
-"""Options that a Python program changes: `model__num_layers=6`, or `{"model.num_layers": 6}`."""
+"""Options changed from Python: `model__num_layers=6`, or `{"model.num_layers": 6}`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from longspan.errors import UserError
 def override_all(table: dict[str, Any], values: Mapping[str, Any]) -> None:
     """Set the values in a TOML table as the command line would; `schema.read` then checks them.
 
-    In a name `__` stands for a dot. None takes back what a recipe says.
+    In a name `__` stands for a dot. None removes the value of a recipe.
     """
     for name, value in values.items():
         override(table, name.replace("__", "."), _as_text(name, value))

@@ -1,4 +1,4 @@
-"""A stack of blocks as a word: one letter per block, in the order of reading."""
+"""A stack of blocks as a word: one letter per block, first block first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every option with its type, default and help, read off the declarations."""
+"""Every option with its type, default and help, collected from the declarations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is."""
+"""The configuration of a run."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from longspan.registry import ARCHITECTURES, load_plugins
 class RunConfig:
     """Everything that decides what a run computes; `config.toml` of a run folder holds exactly this."""
 
-    name: str = option("run", help="what the run folder is called")
-    description: str = option("", help="one line about what this is")
+    name: str = option("run", help="name of the run folder")
+    description: str = option("", help="one line of description")
     plugins: tuple[str, ...] = option(
-        (), help="modules on the Python path to import first: they register what they add", first=load_plugins
+        (), help="Python modules to import first; they register what they add", first=load_plugins
     )
     data: DataConfig = section(DataConfig, help="the text")
     model: ModelConfig = chosen_section(
-        AdaptiveSpanConfig, "architecture", ARCHITECTURES, help="the model", tag_help="which kind of model"
+        AdaptiveSpanConfig, "architecture", ARCHITECTURES, help="the model", tag_help="the architecture"
     )
     search: SearchConfig | None = option(
-        None, help="with 'longspan search': how the pattern of the model's blocks is searched"
+        None, help="for 'longspan search': the search for the pattern of the blocks"
     )
-    training: TrainingConfig = section(TrainingConfig, help="what every stage shares")
+    training: TrainingConfig = section(TrainingConfig, help="options that all stages share")
     stage: tuple[StageConfig, ...] = option((), help="the stages of training, in order")
     evaluation: EvaluationConfig = section(EvaluationConfig, help="how held-out text is scored")
-    expected: dict[str, Any] = option({}, help="numbers that were published for this recipe")
+    expected: dict[str, Any] = option({}, help="published numbers for this recipe")
 
     def __post_init__(self) -> None:
         if self.name in ("", ".", "..") or "/" in self.name or not self.name.isprintable():
-            raise ValueError(f"name must do for a folder: printable and without '/', not {self.name!r}")
+            raise ValueError(f"name must be usable for a folder: printable, without '/', not {self.name!r}")
         if ARCHITECTURES.name_of(type(self.model)) is None:
             raise ValueError(
-                f"{type(self.model).__name__} holds the options of no architecture: register one with "
+                f"{type(self.model).__name__} does not belong to an architecture: register one with "
                 "longspan.register_architecture"
             )
         if self.search is not None and not hasattr(self.model, "pattern"):
@@ -67,11 +67,11 @@ class RunConfig:
 
     @property
     def architecture(self) -> str:
-        """The name that the class of the model's options is registered for."""
+        """The registered name of the model's architecture."""
         return ARCHITECTURES.name_of(type(self.model)) or ""
 
     def _complete_block_options(self) -> None:
-        """What a run computes is all in its configuration, defaults of plugins too."""
+        """The configuration determines what a run computes, including defaults of plugins."""
         used = getattr(self.model, "pattern", None) or (self.search.candidates if self.search else "")
         given = getattr(self.model, "blocks", None)
         if isinstance(given, dict) and (complete := with_defaults(given, used)) != given:
@@ -83,9 +83,9 @@ class RunConfig:
         given = getattr(self.model, "long_memory_length", None) is not None
         wanted = self.search is not None and "l" in self.search.candidates
         if wanted and getattr(self.model, "span", None) is not None:
-            raise ValueError("with a span heads learn how far they look: leave l out of the candidates")
+            raise ValueError("long attention cannot be combined with a span: leave l out of the candidates")
         if wanted and not given:
-            raise ValueError("candidates have long attention, l: give model.long_memory_length")
+            raise ValueError("the candidates include long attention, l: give model.long_memory_length")
         if given and not wanted and getattr(self.model, "pattern", None) is None:
             raise ValueError(
                 "model.long_memory_length has no effect without l in the pattern or the candidates"

@@ -1,7 +1,7 @@
 """From TOML tables to typed, validated dataclasses and back.
 
 A configuration is a tree of frozen dataclasses whose fields are declared with `option`, so that each is
-documented once: help texts, reference pages (reference.py) and error messages are read off the declaration.
+documented once: help texts, reference pages (reference.py) and error messages use the declaration.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def read(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
 def write(config: Any) -> dict[str, Any]:
     """The table that `read` would turn into `config`; options that are None are left out.
 
-    So are plugins and options of blocks where there are none: few runs have any.
+    So are empty plugins and options of blocks: few runs have any.
     """
     table: dict[str, Any] = {}
     for field in dataclasses.fields(config):
@@ -145,7 +145,7 @@ def _written(value: Any) -> Any:
 
 def parse_toml(content: bytes, source: str) -> dict[str, Any]:
     try:
-        table: dict[str, Any] = tomllib.loads(content.decode("utf-8-sig"))  # some editors put a mark first
+        table: dict[str, Any] = tomllib.loads(content.decode("utf-8-sig"))  # editors may write a BOM
     except UnicodeDecodeError:
         raise UserError(f"{source} is not UTF-8 text: save it as UTF-8") from None
     except ValueError as problem:
@@ -158,14 +158,14 @@ def format_toml(table: Mapping[str, Any]) -> str:
 
 
 class _Typed(str):
-    """What somebody typed: how it is read depends on the option it is meant for."""
+    """A value from the command line: how it is read depends on the option."""
 
 
 def override(table: dict[str, Any], name: str, text: str) -> None:
     """Set one value in a TOML table from a command-line option such as `model.num-layers` and `4`.
 
     A number in the path picks an entry of a list: `stage.0.steps`. Where `read` finds an option that takes
-    text, `1984` and `true` stay text; elsewhere they are TOML, and `none` takes back what a recipe says.
+    text, `1984` and `true` stay text; elsewhere they are TOML. `none` removes the value of a recipe.
     """
     *path, last = name.replace("-", "_").split(".")
     here: Any = table
@@ -177,7 +177,7 @@ def override(table: dict[str, Any], name: str, text: str) -> None:
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:
-    """The value as the type has it: lists become tuples; what does not fit is a `UserError` about `where`."""
+    """The value in the declared type: lists become tuples; a misfit is a `UserError` about `where`."""
     if isinstance(value, _Typed):
         value = str(value) if _takes_text(hint) else _as_toml(value)
         if value == "none" and type(None) in typing.get_args(hint):
@@ -218,7 +218,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def _current_name(name: str, fields: Mapping[str, dataclasses.Field[Any]], where: str) -> str:
-    """The name of an option today, with a warning where `name` is an old one."""
+    """The current name of an option, with a warning if `name` is an old one."""
     for new, field in fields.items():
         if name == field.metadata.get("old_name"):
             message = f"'{dotted(where, name)}' is now called '{dotted(where, new)}': please rename it"
@@ -229,7 +229,7 @@ def _current_name(name: str, fields: Mapping[str, dataclasses.Field[Any]], where
 
 def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
     if type(value) is int and not -(2**63) <= value < 2**63:
-        raise UserError(f"'{where}' has more digits than a computer counts with")
+        raise UserError(f"'{where}' is too large: it must fit in 64 bits")
     if hint not in (int, float, bool, str):
         raise UserError(
             f"'{where}' is declared as {type_name(hint)}: an option is int, float, bool, str, Literal, "

@@ -1,4 +1,4 @@
-"""How an architecture is searched."""
+"""Options of the architecture search."""
 
 from __future__ import annotations
 
@@ -8,48 +8,49 @@ from typing import Literal
 from longspan.config.pattern import check_pattern, letters
 from longspan.config.schema import option
 
-COLDEST, HOTTEST = 1e-6, 1e6  # beyond these float32 knows no way from one to the other
+COLDEST, HOTTEST = 1e-6, 1e6  # outside this range float32 cannot anneal between them
 _OF_THE_ARCHITECTURE = ("architecture_learning_rate", "architecture_weight_decay")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:
-    """The search of "Pay Attention when Required" (Mandava et al., 2020): every block learns what it is."""
+    """The search of "Pay Attention when Required" (Mandava et al., 2020): every block learns its kind."""
 
-    num_blocks: int = option(6, help="blocks of the stack; each is one of the candidates in the end")
+    num_blocks: int = option(6, help="blocks of the stack; each ends as one of the candidates")
     candidates: str = option(
         "sfi",
-        help=lambda: f"what a block can become: {letters('slfi')}, each at most once",
+        help=lambda: f"the kinds of blocks to choose from, each at most once: {letters('slfi')}",
     )
     sampling: Literal["soft", "straight-through"] = option(
-        "soft", help="blocks mix their candidates, or pass on one of them and learn as if they had mixed"
+        "soft",
+        help="use the mixture of the candidates, or one of them with the gradient of the mixture",
     )
     temperature_start: float = option(
-        1.0, help="how even the mixture is at first: high is even, 0 is one-hot"
+        1.0, help="temperature at the start: high gives an even mixture, low a one-hot one"
     )
     temperature_end: float = option(0.1, help="the temperature after anneal_steps")
     temperature_schedule: Literal["exponential", "linear", "constant"] = option(
-        "exponential", help="the way from temperature_start to temperature_end; constant stays at the start"
+        "exponential", help="annealing from temperature_start to temperature_end; constant does not anneal"
     )
-    anneal_steps: int | None = option(None, help="steps until temperature_end (default: those of all stages)")
+    anneal_steps: int | None = option(None, help="steps until temperature_end (default: all steps)")
     updates: Literal["together", "alternate"] = option(
-        "together", help="one optimizer for weights and architecture, or each its own by turns (the paper)"
+        "together", help="one optimizer for weights and architecture, or alternating optimizers (the paper)"
     )
     architecture_every: int = option(
-        5, help="with updates by turns: every so many steps one moves the architecture and nothing else"
+        5, help="alternate: every n-th step updates the architecture and nothing else"
     )
-    warm_up_steps: int = option(0, help="with updates by turns: steps before the architecture first moves")
+    warm_up_steps: int = option(0, help="alternate: steps before the first architecture update")
     architecture_learning_rate: float = option(
-        1e-2, help="with updates by turns: the constant rate of the architecture's Adam"
+        1e-2, help="alternate: constant learning rate of the architecture's Adam"
     )
     architecture_weight_decay: float = option(
-        0.0, help="with updates by turns: decay of the architecture's logits towards an even choice"
+        0.0, help="alternate: weight decay of the architecture's logits, towards an even choice"
     )
     cost_weight: float = option(
-        0.0, help="nats per token that the dearest stack costs; the expected cost is added to the loss"
+        0.0, help="expected cost in the loss: nats per token of the most expensive stack"
     )
     cost: Literal["flops", "latency"] = option(
-        "flops", help="what a candidate costs: its arithmetic, or its time measured on this machine"
+        "flops", help="cost of a candidate: FLOPs, or latency measured on this machine"
     )
 
     def __post_init__(self) -> None:

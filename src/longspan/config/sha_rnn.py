@@ -1,4 +1,4 @@
-"""What a SHA-RNN is made of."""
+"""Options of SHA-RNN."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from longspan.config.schema import option
 class ShaRnnConfig:
     """The network of "Single Headed Attention RNN" (Merity, 2019)."""
 
-    num_layers: int = option(4, help="layers: LSTM, attention where there is one, and feed-forward")
+    num_layers: int = option(4, help="layers: LSTM, attention (in some), feed-forward")
     width: int = option(1024, help="size of the hidden states")
-    inner_width: int = option(4096, help="size of the feed-forward layer's hidden part")
+    inner_width: int = option(4096, help="inner size of the feed-forward layer")
     attention: Literal["second-last", "every", "none"] = option(
-        "second-last", help="which layers attend (second-last is the original code's way)"
+        "second-last", help="which layers have attention (the original code: second-last)"
     )
     memory_length: int = option(
-        5000, help="positions that attention reaches over, the block among them; 0: only the block itself"
+        5000, help="positions that attention sees, including the block; 0: only the block"
     )
-    dropout: float = option(0.0, help="dropout inside the layers and on what they add")
+    dropout: float = option(0.0, help="dropout inside the layers and on their outputs")
     embedding_dropout: float = option(0.0, help="dropout on the embeddings and on the last layer's output")
-    tied: bool = option(True, help="predict with the weights of the embedding")
+    tied: bool = option(True, help="use the embedding's weights in the output layer")
     splits: tuple[int, ...] = option(
-        (), help="softmax in two steps for large vocabularies: where its parts begin, in order of tokens"
+        (), help="two-step softmax for large vocabularies: the first token of each part, in increasing order"
     )
 
     def __post_init__(self) -> None:
@@ -40,7 +40,7 @@ class ShaRnnConfig:
         if not all(0.0 <= part < 1.0 for part in (self.dropout, self.embedding_dropout)):
             raise ValueError("dropout and embedding_dropout must be at least 0 and below 1")
         if any(first >= second for first, second in zip((0, *self.splits), self.splits, strict=False)):
-            raise ValueError("splits must be above 0 and rise")
+            raise ValueError("splits must be above 0 and increase")
 
     def attends(self, layer: int) -> bool:
         """Whether this layer, counted from 0, has attention."""

@@ -1,4 +1,4 @@
-"""Where the heads of an attention layer may look."""
+"""Options of spans: how far back the heads of an attention layer look."""
 
 from __future__ import annotations
 
@@ -10,40 +10,38 @@ from longspan.config.schema import option
 
 @dataclass(frozen=True, kw_only=True)
 class SpanConfig:
-    """Where a head may look."""
+    """How far back a head may look."""
 
-    kind: Literal["learned", "fixed"] = option("learned", help="learn spans, or use the limit")
-    per: Literal["head", "layer"] = option(
-        "head", help="learn one span for every head, or one for all of a layer"
-    )
+    kind: Literal["learned", "fixed"] = option("learned", help="learned spans, or fixed windows")
+    per: Literal["head", "layer"] = option("head", help="one span per head, or one per layer")
     limit: int = option(1024, help="the longest distance a head can look back, in tokens")
-    ramp: int = option(32, help="over how many tokens the edge of a learned span falls from 1 to 0")
+    ramp: int = option(32, help="number of tokens over which the soft edge of a span falls from 1 to 0")
     windows: tuple[tuple[int, ...], ...] | None = option(
         None,
-        help="fixed: how far each head of each layer looks, such as [[16, 64], [8, 128]] (default: limit)",
+        help="fixed: the window of each head of each layer, such as [[16, 64], [8, 128]] (default: limit)",
     )
     limit_shortest: int | None = option(
         None,
-        help="let the limits of a layer's heads rise in geometric steps from this to limit: with a start "
-        "above 0 they begin near and far, and none remembers beyond its own (default: one limit for all)",
+        help="the limits of a layer's heads rise geometrically from this to limit; a head remembers no more "
+        "than its own limit (default: one limit for all heads)",
     )
     start: float = option(0.0, help="learned spans at the start of training, as a fraction of the limit")
-    penalty: float = option(0.0, help="loss per token of mean span in each layer")
-    penalty_from: int = option(0, help="updates of the model before the penalty sets in")
+    penalty: float = option(0.0, help="loss per token of the mean span of each layer")
+    penalty_from: int = option(0, help="updates before the penalty starts")
     penalty_full: int = option(
-        0, help="updates after which it has its full weight; it grows evenly till then"
+        0, help="updates after which the penalty has its full weight; it ramps in linearly"
     )
     memory: Literal["adaptive", "full"] = option(
-        "adaptive", help="remember as far as the layer's longest head can see, or always up to the limit"
+        "adaptive", help="remember as far as the longest head of the layer sees, or always up to the limit"
     )
     softmax_over: Literal["head", "layer"] = option(
         "head",
-        help="softmax over each head's own span, or (as the original code) over the layer's longest; "
-        "they differ only through the 1e-8 of the renormalisation",
+        help="softmax over each head's own span, or over the longest of the layer (the original code); they "
+        "differ only by the 1e-8 of the renormalisation",
     )
     renormalise: bool = option(
         True,
-        help="let the weights inside a learned span sum to 1, or (as fairseq's code) to what the mask leaves",
+        help="renormalise the weights after the mask, so that they sum to 1; fairseq's code does not",
     )
 
     def __post_init__(self) -> None:
@@ -54,20 +52,20 @@ class SpanConfig:
         if self.limit_shortest is not None and not 1 <= self.limit_shortest <= self.limit:
             raise ValueError(f"limit_shortest must lie between 1 and the limit, {self.limit}")
         if self.limit_shortest is not None and (self.per == "layer" or self.kind == "fixed"):
-            raise ValueError("limit_shortest is for heads that each learn a span")
+            raise ValueError("limit_shortest needs a learned span per head")
         if not self.penalty >= 0.0:
             raise ValueError("penalty must not be negative")
         if self.penalty_from < 0 or (self.penalty_full and self.penalty_full < self.penalty_from):
             raise ValueError("penalty_from must not be negative, nor penalty_full below it")
         self._check_windows()
         if not self.renormalise and self.softmax_over == "head":
-            # Whatever is in the softmax takes its share of weight: heads cannot be cut to what they need.
+            # Every distance in the softmax takes a share of the weight: windows cannot be shortened.
             raise ValueError('without renormalise, softmax_over must be "layer"')
 
     def _check_windows(self) -> None:
         if self.windows is None:
             return
         if self.kind != "fixed":
-            raise ValueError('windows are for kind = "fixed"')
+            raise ValueError('windows need kind = "fixed"')
         if not all(1 <= window <= self.limit for windows_H in self.windows for window in windows_H):
             raise ValueError(f"every window must lie between 1 and the limit, {self.limit}")

@@ -11,7 +11,7 @@ from longspan.config.schema import option
 
 Precision: TypeAlias = Literal["auto", "float32", "bf16", "fp16"]
 
-# Options that only some choices heed; with the others they must stay as they are.
+# Options that only some choices use; with the others they must keep their defaults.
 _HEEDED_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "momentum": ("optimizer", ("sgd", "muon")),
     "beta1": ("optimizer", ("adam", "adamw", "lamb", "muon")),
@@ -26,50 +26,52 @@ _HEEDED_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class StageConfig:
-    """One stretch of training with one optimizer and one schedule; stages follow each other.
+    """One part of a training with one optimizer and one schedule. Stages run one after the other.
 
-    A stage with the optimizer of the one before goes on with what that has gathered (sums, moments); only the
-    learning rate and its schedule begin anew.
+    A stage with the same optimizer as the one before keeps its state (sums, moments). Only the learning rate
+    and its schedule start again.
     """
 
-    name: str = option("train", help="what the stage is called in logs")
+    name: str = option("train", help="name of the stage in logs")
     steps: int = option(help="optimizer steps of this stage")
     optimizer: Literal["adagrad", "adam", "adamw", "lamb", "sgd", "muon"] = option(
-        "adamw", help="muon moves the matrices of the blocks and leaves everything else to adamw"
+        "adamw", help="muon updates the matrices of the blocks, and adamw everything else"
     )
     learning_rate: float = option(help="the highest learning rate of the stage")
     schedule: Literal["constant", "cosine", "inverse-sqrt", "trapezoid", "one-minus-sqrt"] = option(
         "constant",
-        help="what the learning rate does after the warm-up; the last two keep it until the cool-down, in "
-        "which it falls on a straight line, or as 1 - sqrt",
+        help="learning rate after the warm-up; trapezoid and one-minus-sqrt keep it until the cool-down, in "
+        "which it falls linearly or as 1 - sqrt",
     )
-    warmup_steps: int = option(0, help="linear warm-up: step t uses t/warmup of the rate, t from 1")
-    cooldown: float = option(0.4, help="trapezoid, one-minus-sqrt: the last part of the stage, of 1")
+    warmup_steps: int = option(0, help="linear warm-up: step t = 1, 2, ... uses t / warmup_steps of the rate")
+    cooldown: float = option(0.4, help="trapezoid, one-minus-sqrt: the cool-down as a fraction of the stage")
     final_fraction: float = option(
-        0.0, help="where a rate that falls to the end of the stage ends, as a fraction of the learning rate"
+        0.0, help="learning rate at the end of a falling schedule, as a fraction of learning_rate"
     )
     clip_norm: float = option(
-        0.0, help="limit of the gradient norm, 0 for none; over each tensor for adagrad, else over all"
+        0.0, help="limit of the gradient norm, 0 for none; per tensor for adagrad, else over all gradients"
     )
     momentum: float | None = option(None, help="momentum (default: 0.95 for muon, 0 for sgd)")
     beta1: float = option(0.9, help="adam, lamb: decay of the mean gradient")
     beta2: float = option(0.999, help="adam, lamb: decay of the mean squared gradient")
-    weight_decay: float = option(0.0, help="decay of matrices; never of norms, biases, embeddings or spans")
+    weight_decay: float = option(
+        0.0, help="weight decay of matrices; never of norms, biases, embeddings or spans"
+    )
     min_trust: float = option(
         0.25,
-        help="lamb: the least trust in a step; 0 for none, and then tensors of zeros never move",
+        help="lamb: minimum of the trust ratio; with 0, tensors of zeros never move",
     )
     adamw_learning_rate: float | None = option(
-        None, help="with muon: the rate of everything muon does not move (default: the same rate)"
+        None, help="with muon: the learning rate of adamw (default: learning_rate)"
     )
     span_learning_rate: float | None = option(
-        None, help="the rate of learned spans, in parts of their limit (default: as for other vectors)"
+        None, help="learning rate of spans, as fractions of their limit (default: as for other vectors)"
     )
     block_length: int | None = option(
-        None, help="tokens read per step in every lane, from where the last stage ended (default: training's)"
+        None, help="tokens per step in every lane in this stage (default: training.block_length)"
     )
     max_seconds: float | None = option(
-        None, help="end the stage after this much training time; schedules that end with it run over the time"
+        None, help="end the stage after this training time; falling schedules then follow the time"
     )
 
     def __post_init__(self) -> None:
@@ -110,44 +112,44 @@ class StageConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """What every stage shares."""
+    """Options that all stages share."""
 
-    batch_size: int = option(64, help="lanes: texts read side by side")
-    block_length: int = option(512, help="tokens read per step in every lane")
+    batch_size: int = option(64, help="number of lanes: texts read in parallel")
+    block_length: int = option(512, help="tokens per step in every lane")
     block_jitter: bool = option(False, help="draw each block's length around block_length, as SHA-RNN does")
     segment_length: int | None = option(
         None,
-        help="read the text in segments of so many tokens in random order, each from an empty memory; a "
-        "multiple of block_length (default: every lane reads on to the end of its part)",
+        help="read the text in segments of this many tokens, in random order, each from an empty memory; a "
+        "multiple of block_length (default: every lane reads its part of the text in order)",
         old_name="passage_length",
     )
     at_end: Literal["restart", "stop"] = option(
         "restart",
-        help="at the end of the data begin again at a random offset, or end the training there, "
-        "whatever steps and stages are left",
+        help="at the end of the data, start again at a random offset, or end the training, even if steps "
+        "or stages are left",
     )
-    micro_batches: int = option(1, help="run the batch in this many pieces: less memory, same gradients")
+    micro_batches: int = option(1, help="split the batch into this many parts: less memory, same gradients")
     precision: Precision = option(
         "auto",
-        help="arithmetic of the forward pass; auto is bf16 on a GPU that has it, else float32; weights, "
+        help="precision of the forward pass; auto is bf16 on a GPU that has it, else float32; weights, "
         "optimizer and evaluation are always float32",
     )
     compile: Literal["auto"] | bool = option(
         "auto",
-        help="compile with torch.compile all of the model but attention, whose shapes follow the spans; auto "
+        help="torch.compile for all of the model except attention, whose shapes follow the spans; auto "
         "compiles on a GPU",
     )
     compile_warmup: int = option(
         0,
-        help="steps to run and roll back before training, so that compiling is not counted in its time",
+        help="warm-up steps that are rolled back before training, so that its time excludes compilation",
         old_name="rehearsal",
     )
     average: float = option(
         0.0,
-        help="evaluate and keep as best a moving average of the weights with this decay per step, such as "
-        "0.999 (0: the weights themselves)",
+        help="evaluate and save a moving average of the weights with this decay per step, such as 0.999 "
+        "(0: the weights themselves)",
     )
-    device: str = option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one")
+    device: str = option("auto", help="cpu, cuda, cuda:1 ...; auto uses a GPU if there is one")
     seed: int = option(1, help="seed of initial weights, dropout, block lengths and the order of segments")
     log_every: int = option(50, help="steps between two lines of metrics")
     evaluate_every: int = option(1000, help="steps between two evaluations; 0 for none until the end")
@@ -160,7 +162,7 @@ class TrainingConfig:
             if self.segment_length < 1 or self.segment_length % self.block_length:
                 raise ValueError(f"segment_length must be a multiple of block_length, {self.block_length}")
             if self.block_jitter:
-                raise ValueError("block_jitter is for lanes that read on: leave out segment_length")
+                raise ValueError("block_jitter cannot be combined with segment_length: leave out one of them")
         if not 1 <= self.micro_batches <= self.batch_size:
             raise ValueError(f"micro_batches must lie between 1 and the batch_size, {self.batch_size}")
         if min(self.evaluate_every, self.checkpoint_every, self.compile_warmup) < 0:
@@ -176,9 +178,9 @@ class EvaluationConfig:
     """How held-out text is scored."""
 
     protocol: Literal["every-token", "adaptive-span", "transformer-xl", "sha-rnn"] = option(
-        "every-token", help="how tokens are walked and averaged; the others are the originals' ways"
+        "every-token", help="which tokens are scored and averaged, and how; the others are the originals'"
     )
-    batch_size: int = option(8, help="lanes the held-out text is cut into")
+    batch_size: int = option(8, help="lanes that the held-out text is split into")
     block_length: int | None = option(None, help="tokens per block (default: as in training)")
     max_tokens: int | None = option(None, help="score at most this many tokens of the validation split")
     max_tokens_final: int | None = option(None, help="score at most this many tokens at the end of training")

@@ -1,4 +1,4 @@
-"""How a model reads and predicts large vocabularies."""
+"""Options of the embedding and the output layer for large vocabularies."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from longspan.config.schema import option
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyConfig:
-    """Adaptive input and adaptive softmax: rare words, in clusters by frequency, get narrow embeddings."""
+    """Adaptive input and adaptive softmax: clusters of rare words have narrow embeddings."""
 
     cutoffs: tuple[int, ...] = option(
-        (), help="where the vocabulary, sorted by frequency, is cut into clusters; none for plain embeddings"
+        (), help="cutoffs between clusters of the vocabulary, sorted by frequency; none: plain embeddings"
     )
     division: int = option(4, help="how many times narrower each cluster is than the one before")
-    tied: bool = option(False, help="predict with the tables and projections of the embedding")
+    tied: bool = option(False, help="use the embedding's tables and projections in the output layer")
     cluster_order: Literal["from-end", "forward"] = option(
         "from-end", help="cluster 1 is the last column of the first softmax (from-end) or its first"
     )
@@ -32,6 +32,6 @@ class VocabularyConfig:
 
 
 def check_cutoffs(cutoffs: tuple[int, ...]) -> None:
-    """Whether clusters have words; that they fit a vocabulary is known when a model is built."""
+    """A `ValueError` if a cluster is empty. The fit to a vocabulary is checked when a model is built."""
     if any(start >= end for start, end in pairwise((0, *cutoffs))):
         raise ValueError(f"cutoffs must be above 0 and increase, not {', '.join(map(str, cutoffs))}")

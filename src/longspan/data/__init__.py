@@ -1,4 +1,4 @@
-"""Text as models read it: named corpora, tokenizers, token files, lanes and segments."""
+"""Named corpora, tokenizers, token files, lanes and segments."""
 
 from longspan.data.corpus import Corpus
 from longspan.data.given import GivenTokens, TokenArray, given_tokens, token_array

@@ -1,6 +1,6 @@
 """Corpora by name, and any file or folder of text.
 
-The checksums are those of the archives as first published; every mirror has to match them.
+The checksums are those of the archives as first published; every mirror must match them.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def wikitext_103(progress: Progress) -> Corpus:
 
 
 def _by_bytes(name: str, form: Form, progress: Progress) -> Corpus:
-    """One file; its last bytes are held out, as everybody does."""
+    """One file; its last bytes are held out, the usual split."""
     path = _downloaded(name, progress) / name
     size = path.stat().st_size
     cuts = (0, size - 2 * _HELD_OUT_BYTES, size - _HELD_OUT_BYTES, size)
@@ -94,12 +94,12 @@ def _downloaded(name: str, progress: Progress) -> Path:
 
 
 def folder_of(name: str) -> Path:
-    """Where the files of a downloaded corpus lie."""
+    """The folder of a downloaded corpus."""
     return home() / "corpora" / name
 
 
 def find(name_or_path: str, progress: Progress) -> Corpus:
-    """The corpus with this name (downloaded first if need be), or the text in this file or folder."""
+    """The corpus with this name (downloaded if needed), or the text in this file or folder."""
     if not name_or_path:  # as a path it would be the current folder
         raise UserError("the name of the corpus is empty: give a named corpus, a text file or a folder")
     path = Path(name_or_path).expanduser()
@@ -109,7 +109,7 @@ def find(name_or_path: str, progress: Progress) -> Corpus:
     added = added_names.registered()
     if name_or_path in added:
         return replace(local.from_path(added[name_or_path]), name=name_or_path)
-    if path.exists() or looks_like_a_path:  # nobody who types a path means a name
+    if path.exists() or looks_like_a_path:  # it looks like a path, not like a name
         return local.from_path(path)
     hint = nearest(name_or_path, [*CORPORA, *added])
     raise UserError(
@@ -147,7 +147,7 @@ def add(name: str, place: Path) -> Path:
     if name in CORPORA:
         raise UserError(f"'{name}' is a corpus that comes with longspan or a plugin: choose another name")
     if not name or "/" in name or Path(name).exists():
-        raise UserError(f"'{name}' reads like a path: choose a name such as 'novels'")
-    local.from_path(place)  # complains now rather than when a training begins
+        raise UserError(f"'{name}' looks like a path: choose a name such as 'novels'")
+    local.from_path(place)  # errors appear now, not when a training starts
     added_names.register(name, place)
     return place

@@ -10,7 +10,7 @@ from typing import Literal
 SPLITS = ("train", "valid", "test")
 CHUNK_BYTES = 4 << 20  # read at a time: corpora may be larger than memory
 
-# How the originals wrote a corpus down before reading it: see tokenizers/originals.py.
+# The format in which the originals stored a corpus: see tokenizers/originals.py.
 Form = Literal["bytes", "letters", "words"]
 
 
@@ -31,8 +31,8 @@ class Piece:
 class Corpus:
     """The raw text of `train`, `valid` and `test`.
 
-    The text of a split is its pieces one after the other. Where a file lacks a final newline and another
-    file follows, a newline goes between them, so that lines of different files never run together.
+    The text of a split is its pieces, concatenated. If a file has no final newline and another file follows,
+    a newline is added between them.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Archives from the web: mirrors tried in turn, checked, unpacked whole or not at all."""
+"""Archives from the web: several mirrors, verified checksums, unpacked completely or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from longspan.progress import every_tenth
 
 Progress = Callable[[str], None]
 
-# A mirror that everything published once is likely to be in; `id_` asks for the file as it was.
+# The Internet Archive as a last mirror; `id_` asks for the original file.
 _WEB_ARCHIVE = "https://web.archive.org/web/2023id_/"
 _TIMEOUT_SECONDS = 30
 _MEGABYTE = 1_000_000
@@ -23,7 +23,7 @@ _MEGABYTE = 1_000_000
 
 @dataclass(frozen=True)
 class Archive:
-    """A zip file, where it can be had, and which files to take out of it."""
+    """A zip file, its URLs, and the files to extract from it."""
 
     name: str
     checksum: str  # "sha256:..." or "md5:...", of the zip file
@@ -36,7 +36,7 @@ class Archive:
 
 
 def unpacked(archive: Archive, folder: Path, downloads: Path, progress: Progress) -> Path:
-    """`folder` with the archive's files in it, after downloading the archive if need be."""
+    """`folder` with the archive's files in it; the archive is downloaded if needed."""
     if not folder.is_dir():
         source = _fetched(archive, downloads, progress)
         progress(f"unpacking {archive.name}")
@@ -54,11 +54,11 @@ def _fetched(archive: Archive, downloads: Path, progress: Progress) -> Path:
     if path.exists():
         if pooch.file_hash(str(path), alg=algorithm) != expected:
             raise UserError(
-                f"{path} is damaged or another file (its {algorithm} is not {expected}): "
-                "delete it, or put the right one there"
+                f"{path} is damaged or a different file (its {algorithm} is not {expected}): "
+                "delete it, or replace it with the right file"
             )
         return path
-    pooch.get_logger().setLevel("ERROR")  # `progress` says it already
+    pooch.get_logger().setLevel("ERROR")  # `progress` reports it already
     for url in archive.mirrors:
         progress(f"downloading {url}")
         try:
@@ -70,11 +70,11 @@ def _fetched(archive: Archive, downloads: Path, progress: Progress) -> Path:
                 downloader=pooch.HTTPDownloader(
                     progressbar=_Bar(archive.name, progress),
                     timeout=_TIMEOUT_SECONDS,
-                    headers={"User-Agent": "Mozilla/5.0 (longspan)"},  # one mirror turns plain tools away
+                    headers={"User-Agent": "Mozilla/5.0 (longspan)"},  # one mirror refuses plain tools
                 ),
             )
         except (OSError, ValueError) as problem:  # no network, no such file, or not the right file
-            progress(f"that failed: {_first_line(problem)}")
+            progress(f"download failed: {_first_line(problem)}")
             continue
         return path
     raise UserError(
@@ -88,7 +88,7 @@ def _first_line(problem: Exception) -> str:
 
 
 class _Bar:
-    """What pooch takes for a progress bar."""
+    """The progress bar interface that pooch expects."""
 
     def __init__(self, name: str, progress: Progress) -> None:
         self._tell = every_tenth(

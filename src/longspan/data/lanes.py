@@ -1,8 +1,8 @@
-"""B contiguous streams through a corpus, read block by block side by side.
+"""B contiguous streams through a corpus, read in parallel, block by block.
 
-The stream is cut to a multiple of B and laid out as B rows of N tokens; a block is columns p to p+T-1 as
-inputs and p+1 to p+T as targets. What is never a target: the remainder of the cut (fewer than B tokens)
-and the first token of each row, which nothing precedes.
+The tokens are truncated to a multiple of B and arranged as B rows of N tokens. A block is columns p to p+T-1
+as inputs and p+1 to p+T as targets. Never a target: the truncated rest (fewer than B tokens) and the first
+token of each row, which has no predecessor.
 
 Shapes: B lanes (of this process), T tokens of a block.
 """
@@ -24,7 +24,7 @@ from longspan.errors import UserError
 
 @dataclass(frozen=True)
 class LanePosition:
-    """Where all lanes stand: everything the next block depends on besides the lanes themselves."""
+    """The position of all lanes: with the lanes, it determines the next block."""
 
     blocks: int = 0  # read so far
     offset: int = 0  # columns of the current epoch that have been read
@@ -33,11 +33,11 @@ class LanePosition:
 
 @dataclass(frozen=True)
 class TokenBlock:
-    """T tokens of every lane, and what follows each of them."""
+    """T tokens of every lane, and the next token of each of them."""
 
     tokens_BT: Tensor
     targets_BT: Tensor
-    begins: bool  # nothing before this block is its context: reset the carried state first
+    begins: bool  # the block has no context: reset the carried state first
     position: LanePosition  # where the next block is
 
 
@@ -48,11 +48,11 @@ class BlockSource(Protocol):
 
 
 class Lanes:
-    """A walk through tokens; it keeps no place of its own, `next` is given one and returns the next.
+    """Reads tokens in B lanes. It stores no position: `next` takes one and returns the next one.
 
-    With `at_end="restart"` every block is whole: when the next one would not fit, the walk begins again at
-    a random offset below the block length. With `at_end="stop"` the last block may be shorter.
-    Random draws are a function of the seed and the position, so a position is all a checkpoint needs.
+    With `at_end="restart"` every block is full: if the next one does not fit, reading starts again at a
+    random offset below the block length. With `at_end="stop"` the last block may be shorter.
+    Random draws are a function of the seed and the position, so a checkpoint needs only the position.
     `rows` are the lanes this process reads; all processes share a batch size, a seed and positions.
     """
 
@@ -69,7 +69,7 @@ class Lanes:
         seed: int = 0,
         rows: range | None = None,
     ) -> None:
-        self._tokens = np.asarray(tokens)  # plain slices of a memory map are cheaper than its own
+        self._tokens = np.asarray(tokens)  # slices of a plain array are cheaper than those of a memory map
         self._lane_length = len(tokens) // batch_size
         self._block_length = block_length
         self._jitter = jitter
@@ -79,13 +79,13 @@ class Lanes:
         check_fits(tokens, batch_size, block_length)
 
     def next(self, position: LanePosition) -> TokenBlock | None:
-        """The block at `position`; nothing when the walk stops at the end and is there."""
+        """The block at `position`; None at the end with `at_end="stop"`."""
         draw = random.Random(f"{self._seed}/{position.blocks}")
         offset, epoch = position.offset, position.epoch
-        room = self._lane_length - self._block_length
-        if self._at_end == "restart" and offset >= room:
-            # as the adaptive-span original: anywhere in the first block, if the lane is that long
-            offset, epoch = draw.randrange(min(self._block_length, room)), epoch + 1
+        last_offset = self._lane_length - self._block_length
+        if self._at_end == "restart" and offset >= last_offset:
+            # as in the adaptive-span original: anywhere in the first block, if the lane is long enough
+            offset, epoch = draw.randrange(min(self._block_length, last_offset)), epoch + 1
         length = min(self._draw_length(draw), self._lane_length - 1 - offset)
         if length <= 0:
             return None
@@ -97,7 +97,7 @@ class Lanes:
         )
 
     def _draw_length(self, draw: random.Random) -> int:
-        """SHA-RNN's rule: about a block length, now and then about half of one."""
+        """SHA-RNN's rule: about a block length, sometimes about half of it."""
         if not self._jitter:
             return self._block_length
         base = self._block_length if draw.random() < 0.95 else self._block_length / 2
@@ -105,7 +105,7 @@ class Lanes:
 
 
 def as_block(texts: Sequence[npt.NDArray[Any]], *, begins: bool, position: LanePosition) -> TokenBlock:
-    """Of T + 1 tokens of every lane."""
+    """A block from T + 1 tokens of every lane."""
     both = np.empty((len(texts), len(texts[0])), dtype=np.int64)
     for row, text in zip(both, texts, strict=True):
         row[:] = text

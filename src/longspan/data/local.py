@@ -1,4 +1,4 @@
-"""Text that is on this machine already: the standard library, files and folders."""
+"""Text on this machine: the standard library, files and folders."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def from_path(path: Path) -> Corpus:
     if path.is_file():
         return from_file(path)
     if path.exists():
-        raise UserError(f"{path} is no plain file: write its text to one first")
+        raise UserError(f"{path} is not a regular file: copy its text to one first")
     raise UserError(f"there is no file or folder {path}")
 
 
 def from_file(path: Path) -> Corpus:
-    """One text, cut by position."""
+    """One text, split by position."""
     if path.stat().st_size == 0:
-        raise UserError(f"{path} is empty: there is no text to learn from")
+        raise UserError(f"{path} is empty: there is no text to train on")
     return Corpus(path.stem, splitting.by_position(str(path), [Piece.whole(path)]))
 
 
@@ -50,11 +50,11 @@ def from_folder(folder: Path) -> Corpus:
     missing = [path.name for path in own_splits.values() if not path.is_file()]
     if not missing:
         return Corpus(name, {split: (Piece.whole(path),) for split, path in own_splits.items()})
-    if own_splits["train"].is_file():  # a guess at the other splits could put train text into them
+    if own_splits["train"].is_file():  # other splits made here could contain train text
         raise UserError(f"{folder} has train.txt but no {' or '.join(missing)}: add what is missing")
     files = _in_order(folder, [path for path in _visible_files(folder) if _is_text(path)])
     if not files:
-        raise UserError(f"{folder} holds no text files (links to folders are not followed)")
+        raise UserError(f"{folder} has no text files (links to folders are not followed)")
     return Corpus(name, splitting.by_file(folder, files))
 
 

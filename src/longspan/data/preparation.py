@@ -1,4 +1,4 @@
-"""From a corpus to token files, written once and found again by their fingerprint."""
+"""From a corpus to token files: written once, found again by their fingerprint."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ class TokenizedCorpus:
 
 
 def prepare(config: DataConfig, progress: Progress = _quiet) -> TokenizedCorpus:
-    """The token files of a corpus: found if they were made before, else made now."""
+    """The token files of a corpus; they are made if they do not exist."""
     check_settings(config.tokenizer)
     try:
         return tokenize(corpora.find(config.corpus, progress), config.tokenizer, progress)
-    except OSError as problem:  # a file that may not be read, a disk that is full
+    except OSError as problem:  # an unreadable file, a full disk
         reason = problem.strerror or str(problem)
         place = f" ({problem.filename})" if problem.filename else ""
         raise UserError(f"could not prepare {config.corpus}: {reason}{place}") from None
 
 
 def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quiet) -> TokenizedCorpus:
-    """The same for a corpus that has been found already."""
+    """The same for a `Corpus`."""
     for split in SPLITS:
         if corpus.size(split) == 0:
-            raise UserError(f"the {split} split of {corpus.name} is empty: a corpus needs text in all three")
+            raise UserError(f"the {split} split of {corpus.name} is empty: all three splits need text")
     identity = fingerprint(corpus, config)
     folder = _folder(corpus, identity)
     found = _open(folder)
@@ -63,7 +63,7 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quie
         return found
     if folder.exists():
         progress(f"{folder} is incomplete: preparing it again")
-        shutil.rmtree(folder, ignore_errors=True)  # another process may be at it too
+        shutil.rmtree(folder, ignore_errors=True)  # another process may do the same
     _write(folder, corpus, config, identity, progress)
     written = _open(folder)
     assert written is not None
@@ -94,7 +94,7 @@ def split_tokens(
         (partial / _FACTS).write_text(json.dumps(token_file.facts()) + "\n", encoding="utf-8")
     written = _open_split(folder, split)
     if written is None:
-        raise UserError(f"the {split} split of {corpus.name} has no tokens: it needs more than blanks")
+        raise UserError(f"the {split} split of {corpus.name} has no tokens: it needs more than white space")
     return written
 
 
@@ -133,7 +133,7 @@ def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, identity: str,
             token_file = write_token_file(partial / f"{split}.tokens", tokenizer, corpus.read(split))
             if len(token_file) == 0:
                 raise UserError(
-                    f"the {split} split of {corpus.name} has no tokens: it needs more than blanks"
+                    f"the {split} split of {corpus.name} has no tokens: it needs more than white space"
                 )
             facts[split] = token_file.facts()
             progress(f"preparing {corpus.name}: {split} has {len(token_file):,} tokens")
@@ -142,7 +142,7 @@ def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, identity: str,
 
 
 def _open(folder: Path) -> TokenizedCorpus | None:
-    """What lies in `folder`, or nothing if anything about it is not as it was written."""
+    """The corpus in `folder`, or None if it is incomplete or damaged."""
     try:
         about = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
         splits = {
@@ -169,7 +169,7 @@ def fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
 
 
 def _content(corpus: Corpus) -> dict[str, str]:
-    """A hash of the bytes of each split, remembered as long as no file changes its size or time."""
+    """A hash of the bytes of each split; it is cached until a file changes its size or time."""
     seen = [
         (split, str(piece.path), piece.start, piece.stop, *_stamp(piece.path))
         for split in SPLITS

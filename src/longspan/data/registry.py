@@ -11,7 +11,7 @@ from longspan.home import home
 
 
 def registered() -> dict[str, Path]:
-    """Every name that was added, with what it stands for."""
+    """Every added name and its path."""
     path = _path()
     try:
         return {name: Path(place) for name, place in json.loads(path.read_text(encoding="utf-8")).items()}
@@ -22,10 +22,10 @@ def registered() -> dict[str, Path]:
 
 
 def register(name: str, place: Path) -> None:
-    """Remember a name; one that is taken keeps what it stands for."""
+    """Store a name. A name that exists cannot be given another path."""
     known = registered()
     if name in known and known[name] != place:
-        raise UserError(f"'{name}' already stands for {known[name]}: choose another name")
+        raise UserError(f"'{name}' is already used for {known[name]}: choose another name")
     with whole_file(_path()) as partial:
         entries = {entry: str(path) for entry, path in {**known, name: place}.items()}
         partial.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")

@@ -1,10 +1,9 @@
-"""A corpus in segments of equal length that are read in random order, B at a time and block by block.
+"""A corpus in segments of equal length, read in random order, B at a time and block by block.
 
-What is read one after the other in a corpus is alike, a file or an article after its neighbour, and so are
-the gradients of a few lanes that read on and on. Segments mix everything within a epoch and are still long
-enough to be remembered.
+Adjacent text in a corpus is similar, and so are the gradients of a few lanes that read it in order. Segments
+mix the text within an epoch and are still long enough for the memory.
 
-Shapes: B segments side by side (of this process), T tokens of a block.
+Shapes: B segments in parallel (of this process), T tokens of a block.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from longspan.data.lanes import LanePosition, TokenBlock, as_block, check_fits
 
 
 class Segments:
-    """A walk like that of `Lanes`, whose position it uses: `offset` counts columns over all segments.
+    """Reads tokens like `Lanes`, with the same position: `offset` counts columns over all segments.
 
-    Every epoch cuts the text at other places and shuffles the segments; seed and epoch decide how. B segments
-    begin and end together. Fewer than B + 1 segments are left out of an epoch.
+    Every epoch cuts the text at other offsets and shuffles the segments, depending on seed and epoch. B
+    segments begin and end together. Fewer than B + 1 segments are left out of an epoch.
     """
 
     start = LanePosition()
@@ -39,9 +38,9 @@ class Segments:
         seed: int = 0,
         rows: range | None = None,
     ) -> None:
-        """`segment_length` is a multiple of `block_length`; a position may come from blocks of another."""
+        """`segment_length` is a multiple of `block_length`; a position may be of another block length."""
         check_fits(tokens, batch_size, segment_length, unit="segment")
-        self._tokens = np.asarray(tokens)  # plain slices of a memory map are cheaper than its own
+        self._tokens = np.asarray(tokens)  # slices of a plain array are cheaper than those of a memory map
         self._batch_size, self._block_length, self._length = batch_size, block_length, segment_length
         self._at_end = at_end
         self._seed = seed
@@ -49,9 +48,11 @@ class Segments:
         self._begins_of = lru_cache(maxsize=1)(self._draw_begins)
 
     def next(self, position: LanePosition) -> TokenBlock | None:
-        """The block at `position`; nothing when the walk stops at the end and is there."""
+        """The block at `position`; None at the end with `at_end="stop"`."""
         offset, epoch = position.offset, position.epoch
-        if offset % self._length % self._block_length:  # what is left of the segment is no whole blocks
+        if (
+            offset % self._length % self._block_length
+        ):  # the rest of the segment is not a multiple of the block
             offset += self._length - offset % self._length
         if offset // self._length >= len(self._begins_of(epoch)):
             if self._at_end == "stop":
@@ -66,7 +67,7 @@ class Segments:
         )
 
     def _draw_begins(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Where the segments of a epoch begin, B in a row."""
+        """The first tokens of the segments of an epoch, B per row."""
         draw = random.Random(f"{self._seed}/{epoch}")
         spare = len(self._tokens) - 1 - self._batch_size * self._length
         shift = draw.randrange(min(self._length, spare + 1))

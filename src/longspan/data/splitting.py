@@ -1,4 +1,4 @@
-"""Cutting a corpus into train, valid and test: 90, 5 and 5 percent, never overlapping."""
+"""Splitting a corpus into train, valid and test: 90, 5 and 5 percent, without overlap."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _LINE_SEARCH_BYTES = 64 << 10
 def by_file(folder: Path, files: Sequence[Path]) -> dict[str, tuple[Piece, ...]]:
     """Each file goes to one split, decided by a hash of its path in the folder.
 
-    So a file stays where it is when others come or go. Too few files to fill three splits are cut by
-    position instead, as if they were one long file.
+    So a file keeps its split when others are added or removed. If there are too few files for three splits,
+    they are split by position, as one long file.
     """
     splits: dict[str, list[Piece]] = {split: [] for split in SPLITS}
     for path in files:
@@ -28,9 +28,9 @@ def by_file(folder: Path, files: Sequence[Path]) -> dict[str, tuple[Piece, ...]]
 
 
 def by_position(name: str, pieces: Sequence[Piece]) -> dict[str, tuple[Piece, ...]]:
-    """The first 90 percent of the bytes train, the rest is held out.
+    """The first 90 percent of the bytes are for training, the rest is held out.
 
-    A cut moves forward to the next end of a line if there is one in reach, else to the next character.
+    A cut moves forward to the next end of a line if one is near, else to the next character.
     """
     total = sum(piece.stop - piece.start for piece in pieces)
     valid_at = total * TRAIN_PERCENT // 100
@@ -43,7 +43,7 @@ def by_position(name: str, pieces: Sequence[Piece]) -> dict[str, tuple[Piece, ..
         "test": _between(pieces, second, total),
     }
     if not all(splits.values()):
-        raise UserError(f"{name} has only {total} bytes: too little text to cut into train, valid and test")
+        raise UserError(f"{name} has only {total} bytes: too little text to split into train, valid and test")
     return splits
 
 
@@ -75,7 +75,7 @@ def _bytes_at(pieces: Sequence[Piece], start: int, length: int) -> bytes:
 
 
 def _between(pieces: Sequence[Piece], start: int, stop: int) -> tuple[Piece, ...]:
-    """The part of a run of pieces between two offsets into it."""
+    """The part of a sequence of pieces between two offsets."""
     inside = []
     begin = 0
     for piece in pieces:

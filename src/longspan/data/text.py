@@ -1,6 +1,6 @@
 """Streams of bytes as streams of text.
 
-Bytes that are not UTF-8 become lone surrogates (Python's `surrogateescape`): nothing is lost, nothing fails.
+Bytes that are not UTF-8 become lone surrogates (Python's `surrogateescape`), so nothing is lost.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 
 
 def decoded(chunks: Iterable[bytes], *, lowercase: bool = False) -> Iterator[str]:
-    """The same text; a character that two chunks share comes whole with the later one."""
+    """The same text; a character across two chunks comes with the later one."""
     texts = _decoded(chunks)
-    # In whole lines: what a capital becomes can depend on its neighbours, as a sigma at the end of a word.
+    # In whole lines: lower case can depend on the next character, such as a sigma at the end of a word.
     return map(str.lower, whole_lines(texts)) if lowercase else texts
 
 
@@ -24,7 +24,7 @@ def _decoded(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def whole_lines(texts: Iterable[str]) -> Iterator[str]:
-    """The same text, cut only after a newline or, where a line is longer than a chunk, before a blank."""
+    """The same text, cut only after a newline or, if a line is longer than a chunk, before a blank."""
     kept: list[str] = []
     for text in texts:
         cut = text.rfind("\n") + 1 or max(text.rfind(" "), 0)
@@ -45,5 +45,5 @@ def lines(text: str) -> list[str]:
 
 
 def readable(text: str) -> str:
-    """The same text with U+FFFD where bytes were not UTF-8, for those who cannot take surrogates."""
+    """The same text with U+FFFD where bytes were not UTF-8, for code that does not accept surrogates."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

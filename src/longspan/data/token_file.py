@@ -1,4 +1,4 @@
-"""A split as tokens on disk: a bare array of the smallest unsigned integers that fit, memory-mapped."""
+"""The tokens of a split on disk: a memory-mapped array of the smallest unsigned integers that fit."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import numpy as np
 from longspan.data.tokenizers import Tokenizer, id_type
 from longspan.errors import UserError
 
-# Every kind of blank is a blank and all else an x: a word begins wherever " x" is.
+# White space becomes a blank, everything else an x: a word begins wherever " x" is.
 _BLANKS_AND_OTHERS = bytes(b" x"[not bytes([byte]).isspace()] for byte in range(256))
 
 
 @dataclass(frozen=True)
 class TokenFile:
-    """The tokens of a split and how much raw text they stand for."""
+    """The tokens of a split and the size of the raw text."""
 
     path: Path
     dtype: str
     num_tokens: int
-    num_bytes: int  # of the raw text, whatever the tokenizer left out or added
-    num_characters: int  # code points of the raw text, counted as bytes that do not continue one
+    num_bytes: int  # of the raw text, independent of the tokenizer
+    num_characters: int  # code points of the raw text: bytes that begin one
     num_words: int  # of the raw text: what whitespace separates, and the ends of lines
     crc32: int  # of the token file
 
@@ -38,12 +38,12 @@ class TokenFile:
         return np.memmap(self.path, dtype=self.dtype, mode="r")
 
     def is_complete(self) -> bool:
-        """Whether the file is there at its full size, and not empty; `verify` looks at every byte."""
+        """Whether the file has its full size and is not empty; `verify` reads every byte."""
         size = self.num_tokens * np.dtype(self.dtype).itemsize
         return self.path.is_file() and self.path.stat().st_size == size > 0
 
     def verify(self) -> None:
-        """Compare with the checksum that was taken when the file was written."""
+        """Compare with the checksum from when the file was written."""
         crc = 0
         for start in range(0, self.num_tokens, 1 << 22):
             crc = zlib.crc32(self.tokens[start : start + (1 << 22)].data, crc)
@@ -53,14 +53,14 @@ class TokenFile:
             )
 
     def facts(self) -> dict[str, Any]:
-        """Everything but the place, as JSON."""
+        """Everything except the path, as JSON."""
         facts = asdict(self)
         del facts["path"]
         return facts
 
 
 def write_token_file(path: Path, tokenizer: Tokenizer, chunks: Iterable[bytes]) -> TokenFile:
-    """Tokenize a stream of raw text into `path`, holding only a chunk of it in memory."""
+    """Tokenize a stream of raw text into `path`, chunk by chunk."""
     dtype = id_type(tokenizer.vocabulary_size)
     raw = Counted(chunks)
     num_tokens = crc = 0
@@ -74,7 +74,7 @@ def write_token_file(path: Path, tokenizer: Tokenizer, chunks: Iterable[bytes]) 
 
 
 class Counted:
-    """A stream of bytes that knows how much of it has passed."""
+    """A stream of bytes that counts what passed."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = chunks
@@ -90,4 +90,4 @@ class Counted:
             self.num_words += (last + chunk).translate(_BLANKS_AND_OTHERS).count(b" x") + chunk.count(b"\n")
             last = chunk[-1:]
             yield chunk
-        self.num_words += last != b"\n"  # a last line that does not end counts like the others
+        self.num_words += last != b"\n"  # a last line without a newline counts too

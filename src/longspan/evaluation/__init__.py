@@ -1,4 +1,4 @@
-"""Measuring a model on held-out text: every token once, and the originals' protocols by name."""
+"""Evaluation on held-out text: every token once, and the originals' protocols by name."""
 
 from longspan.evaluation.evaluate import evaluate
 from longspan.evaluation.held_out import has_changed, held_out

@@ -33,7 +33,7 @@ def evaluate(
 ) -> Score:
     """Score `token_file`, or only its first `max_tokens` predictable tokens.
 
-    `block_length` holds where `config` does not say one. `progress(done, total)` is told of tokens walked.
+    `block_length` is used if `config` has none. `progress(done, total)` is called with numbers of tokens.
     """
     block_length = config.block_length or block_length
     num_tokens = len(token_file)
@@ -52,7 +52,7 @@ def evaluate(
         words=text.words,
         unknown=scored_unknown(token_file, tokenizer, walk),
         skipped=len(token_file) - walk.tokens,
-        skipped_because=walk.skipped_because + (f"; {beyond:,} lie beyond the limit" if beyond else ""),
+        skipped_because=walk.skipped_because + (f"; {beyond:,} are beyond the limit" if beyond else ""),
         protocol=config.protocol,
         batch_size=len(walk.lanes),
         block_length=block_length,
@@ -82,7 +82,7 @@ def _sum_of_nats(
 
 
 def _blocks(tokens: np.ndarray, walk: Walk, block_length: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Inputs, targets and which of them count; lanes that have ended are padded and do not count."""
+    """Inputs, targets and which of them count; lanes that have ended are padded, without counting."""
     longest = max(lane.length for lane in walk.lanes)
     for position in range(0, longest, block_length):
         width = min(block_length, longest - position)
@@ -100,7 +100,7 @@ def _blocks(tokens: np.ndarray, walk: Walk, block_length: int) -> Iterator[tuple
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for every module, and afterwards the mode that each had before."""
+    """Evaluation mode for every module; each gets its own mode back afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

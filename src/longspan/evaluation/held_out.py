@@ -1,4 +1,4 @@
-"""The text to measure a model on, in the model's own tokens."""
+"""Held-out text in the model's own tokens."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def held_out(
 
 
 def has_changed(run: RunFolder, progress: Callable[[str], None]) -> bool:
-    """Whether the run's corpus is no longer the one it was trained on, so that its splits may be others.
+    """Whether the corpus of the run has changed since training, so that its splits may differ.
 
-    Cheap: the text is read only if its files look different from when they were last seen.
+    The text is read only if the size or time of a file has changed.
     """
     data = run.config.data
     return fingerprint(corpora.find(data.corpus, progress), data.tokenizer) != run.fingerprint

@@ -1,11 +1,11 @@
-"""How much raw text the scored tokens stand for: the denominators of figures per byte, character and word.
+"""The amount of raw text of the scored tokens: denominators of scores per byte, character and word.
 
-A tokenizer may lose some of the text (case, double blanks, newlines, unknown words) or add to it. So the raw
-text is shared out: a part gets as much of it as its tokens have in the text of all tokens. For a tokenizer
-that loses nothing this is exact, and for every tokenizer the parts of a text add up to the text.
+A tokenizer may lose some of the text (case, double blanks, newlines, unknown words) or add to it. So a part
+of the tokens gets a share of the raw text, in proportion to the text of its tokens. For a tokenizer that
+loses nothing this is exact. For every tokenizer the parts of a text add up to the text.
 
-What is lost is in the denominators all the same, and no model has to tell it: figures of a tokenizer that
-loses text come out too low beside those of one that does not.
+Lost text is in the denominators too, but no model has to predict it. So scores with a tokenizer that loses
+text are too low, compared with one that does not.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Extent:
 
 
 def scored_text(token_file: TokenFile | TokenArray, tokenizer: Tokenizer, walk: Walk) -> Extent:
-    """The raw text that the scored tokens of `walk` stand for; words are shared out by blanks."""
+    """The raw text of the scored tokens of `walk`; words are counted in proportion to blanks."""
     if token_file.num_bytes is None:
         return Extent(None, None, None)
     pieces = tokenizer.pieces()

@@ -1,6 +1,6 @@
-"""In which order held-out tokens are read, which of them are scored, and what the sum is divided by.
+"""Evaluation protocols: how held-out text is read, which tokens are scored, what the sum is divided by.
 
-Every protocol lays the text over lanes that are read side by side, each from an empty state. A lane that
+Every protocol splits the text into lanes that are read in parallel, each from an empty state. A lane that
 starts at token s and scores n tokens reads tokens s ... s+n-1 and predicts tokens s+1 ... s+n.
 """
 
@@ -14,7 +14,7 @@ from longspan.errors import UserError
 
 @dataclass(frozen=True)
 class Lane:
-    """A stretch of text: it begins at token `start` and the `length` tokens after that one are scored."""
+    """A part of the text: it begins at token `start`, and the `length` tokens after it are scored."""
 
     start: int
     length: int
@@ -22,7 +22,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Walk:
-    """One way through a text."""
+    """The lanes of an evaluation, and its divisor."""
 
     lanes: tuple[Lane, ...]
     divisor: int
@@ -35,9 +35,9 @@ class Walk:
 
 
 def every_token(num_tokens: int, batch_size: int, block_length: int) -> Walk:
-    """Every token is scored once; only the first has nothing before it.
+    """Every token is scored once, except the first, which has no context.
 
-    The lanes are as equal as can be, and the longer ones come first.
+    The lanes have almost equal lengths; the longer ones come first.
     """
     _at_least(num_tokens, 2)
     pairs = num_tokens - 1
@@ -46,13 +46,13 @@ def every_token(num_tokens: int, batch_size: int, block_length: int) -> Walk:
     lanes = tuple(
         Lane(b * shorter + min(b, longer_lanes), shorter + (b < longer_lanes)) for b in range(num_lanes)
     )
-    return Walk(lanes, pairs, "the first token has nothing before it")
+    return Walk(lanes, pairs, "the first token has no context")
 
 
 def adaptive_span(num_tokens: int, batch_size: int, block_length: int) -> Walk:
-    """Equal rows in whole blocks; the walk ends as soon as no further block and its target fit.
+    """Equal rows in full blocks; a rest that is shorter than a block and its target is not scored.
 
-    All blocks have the same size, so the original's plain mean of block means is the mean over tokens.
+    All blocks have the same size, so the original's mean of block means is the mean over tokens.
     """
     _at_least(num_tokens, batch_size * (block_length + 1))
     row = num_tokens // batch_size
@@ -61,20 +61,20 @@ def adaptive_span(num_tokens: int, batch_size: int, block_length: int) -> Walk:
     return Walk(
         lanes,
         batch_size * blocks * block_length,
-        f"the first of each row and what is left after {blocks:,} whole blocks",
+        f"the first token of each row, and the rest after {blocks:,} full blocks",
     )
 
 
 def transformer_xl(num_tokens: int, batch_size: int, block_length: int) -> Walk:
-    """Equal rows, the last block shorter: all of a row but its first token."""
+    """Equal rows, the last block may be shorter: every token of a row except its first."""
     _at_least(num_tokens, 2 * batch_size)
     row = num_tokens // batch_size
     lanes = tuple(Lane(b * row, row - 1) for b in range(batch_size))
-    return Walk(lanes, batch_size * (row - 1), "the first of each row and what does not fill the rows")
+    return Walk(lanes, batch_size * (row - 1), "the first token of each row, and the rest after equal rows")
 
 
 def sha_rnn(num_tokens: int, batch_size: int, block_length: int) -> Walk:
-    """As `transformer_xl`, but divided by the whole length of the rows although one token less is scored."""
+    """As `transformer_xl`, but divided by the length of the rows, although one token less is scored."""
     walk = transformer_xl(num_tokens, batch_size, block_length)
     return Walk(walk.lanes, walk.tokens + batch_size, walk.skipped_because)
 

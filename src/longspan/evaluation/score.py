@@ -1,4 +1,4 @@
-"""What an evaluation found, with everything that is needed to read the number rightly."""
+"""The result of an evaluation, with everything that is needed to interpret it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Score:
 
     @property
     def bits_per_token(self) -> float:
-        """What papers on byte-level and character-level data call bits per character."""
+        """Papers on byte-level and character-level data call this bits per character."""
         return self.loss / math.log(2)
 
     @property
@@ -51,7 +51,7 @@ class Score:
 
     @property
     def perplexity_per_word(self) -> float:
-        """What papers on word-level data call perplexity, whatever the tokens are."""
+        """Papers on word-level data call this perplexity, whatever the tokens are."""
         return _exp(_per(self.nats, self.words))
 
     @property

@@ -1,4 +1,4 @@
-"""Looking inside a run: everything here reads the run folder only, never the model."""
+"""Text and figures about a run; everything here reads the run folder only, never the model."""
 
 from longspan.inspection.architecture import ArchitectureHistory, read_architecture
 from longspan.inspection.architecture_figure import animate_architecture, draw_architecture

@@ -1,4 +1,4 @@
-"""What a search wanted as it went on, read from its run folder. Shapes: N moments, B blocks, K candidates."""
+"""The history of a search, read from its run folder. Shapes: N log steps, B blocks, K candidates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from longspan.runs import RunFolder
 
 @dataclass(frozen=True)
 class ArchitectureHistory:
-    """How likely every candidate was in every block, as the search went on."""
+    """The probability of every candidate in every block, over the search."""
 
     name: str
     candidates: str
@@ -24,7 +24,7 @@ class ArchitectureHistory:
 
 
 def read_architecture(run: RunFolder) -> ArchitectureHistory:
-    """The history that a search wrote; a line that a killed run left unfinished is passed over."""
+    """The history that a search wrote; an incomplete line of a killed run is skipped."""
     path = run.architecture
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
     moments = [_moment(run, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]

@@ -1,4 +1,4 @@
-"""The picture of a search: blocks across, candidates down, probability as darkness; and how it came there.
+"""The picture of a search (blocks across, candidates down, darker is more likely), and its animation.
 
 Shapes: B blocks, K candidates.
 """
@@ -48,7 +48,7 @@ def animate_architecture(history: ArchitectureHistory, path: Path) -> None:
 
 
 def frame_moments(num_moments: int) -> list[int]:
-    """Which moments of a history become frames: the first, the last and evenly many between."""
+    """Which log steps become frames: the first, the last, and evenly spaced ones between."""
     return np.unique(
         np.linspace(0, num_moments - 1, min(num_moments, MAX_FRAMES)).round().astype(int)
     ).tolist()
@@ -60,7 +60,7 @@ def _frame(history: ArchitectureHistory, moment: int) -> Image.Image:
     )
     picture = io.BytesIO()
     _figure(history.probabilities_NBK[moment], history.candidates, title).savefig(picture, dpi=80)
-    return Image.open(picture).convert("L")  # greys: all frames have the same palette, and nothing flickers
+    return Image.open(picture).convert("L")  # greys: all frames share one palette, so nothing flickers
 
 
 def _figure(probabilities_BK: npt.NDArray[np.float64], candidates: str, title: str) -> Figure:
@@ -83,7 +83,7 @@ def _figure(probabilities_BK: npt.NDArray[np.float64], candidates: str, title: s
 
 
 def _write_winners(axes: Axes, probabilities_BK: npt.NDArray[np.float64]) -> None:
-    """The number of each block's most likely candidate, in the cell."""
+    """The probability of each block's most likely candidate, in its cell."""
     for block, winner in enumerate(probabilities_BK.argmax(axis=1)):
         probability = probabilities_BK[block, winner]
         colour = PALE if probability > 0.5 else INK

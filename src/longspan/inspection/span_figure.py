@@ -1,4 +1,4 @@
-"""The picture of the learned spans: every head by layer, and how the layers came there."""
+"""The picture of the learned spans: every head by layer, and the history of each layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learned spans of a run, read from its folder, and as text. Shapes: N moments, L layers, H heads."""
+"""The learned spans of a run, read from its folder, and as text. Shapes: N log steps, L layers, H heads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADS_PER_LINE = 8
 
 @dataclass(frozen=True)
 class SpanHistory:
-    """How far every head looked back, in tokens, as training went on."""
+    """The span of every head, in tokens, over training."""
 
     name: str
     limit: int
@@ -27,24 +27,22 @@ class SpanHistory:
 
     @property
     def last_LH(self) -> npt.NDArray[np.float64]:
-        """The spans at the latest moment."""
+        """The latest spans."""
         last_LH: npt.NDArray[np.float64] = self.spans_NLH[-1]
         return last_LH
 
     @property
     def moment(self) -> str:
-        """When that was."""
+        """The step of the latest spans, as text."""
         return f"after step {self.steps_N[-1]:,}" if self.steps_N[-1] else "as it was imported"
 
 
 def read_spans(run: RunFolder) -> SpanHistory:
-    """The history that training wrote; a line that a killed run left unfinished is passed over."""
+    """The history that training wrote; an incomplete line of a killed run is skipped."""
     lines = run.spans.read_text(encoding="utf-8").splitlines(keepends=True) if run.spans.is_file() else []
     moments = [_moment(run, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]
     if not moments:
-        raise UserError(
-            f"{run.path} has no spans to show: a run writes them while it trains, if its model learns spans"
-        )
+        raise UserError(f"{run.path} has no spans to show: training writes them if the model learns spans")
     steps, limits, spans = zip(*moments, strict=True)
     if len({len(spans_H) for spans_LH in spans for spans_H in spans_LH}) > 1:
         raise UserError(f"{run.path} has layers with different numbers of heads: read {run.spans} instead")

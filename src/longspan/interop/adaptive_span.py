@@ -36,7 +36,7 @@ INNER = (("fc1.weight", 0), ("fc1.bias", 0), ("fc2.weight", 1))  # the dimension
 
 
 class AdaptiveSpan(Translation):
-    """The file does not tell the ramp, the penalty, how memories are sized, and the dropout."""
+    """The file does not contain the ramp, the penalty, the memory rule and the dropout."""
 
     groups: tuple[str, ...] = (
         "data_params",
@@ -187,5 +187,5 @@ def _num_slots(tensors: Tensors) -> int:
 
 
 def _nearest_first(keys_1KL: Tensor) -> tuple[Tensor]:
-    """Theirs begin with the longest distance."""
+    """The original stores the longest distance first."""
     return (keys_1KL.squeeze(0).mT.flip(-2),)

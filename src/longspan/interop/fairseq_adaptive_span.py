@@ -24,11 +24,11 @@ OPTIONS = {
     "n_layer": "nb_layers",
 }
 PREFIX = "decoder.model."
-PLAIN = {"adapt_io_enabled": False, "pers_mem_size": 0}  # it has neither
+PLAIN = {"adapt_io_enabled": False, "pers_mem_size": 0}  # fairseq has neither
 
 
 class FairseqAdaptiveSpan(AdaptiveSpan):
-    """The tensors are those of adaptive-span. The file may tell the options too, where its `cfg` is plain."""
+    """The tensors are those of adaptive-span. The file has the options too, if its `cfg` is plain data."""
 
     groups = ("model",)
     types = {theirs: AdaptiveSpan.types[ours] for theirs, ours in OPTIONS.items()} | {
@@ -41,7 +41,7 @@ class FairseqAdaptiveSpan(AdaptiveSpan):
 
     def tensors(self, loaded: Mapping[str, Any]) -> Tensors:
         found = only_tensors(loaded.get("model", loaded))
-        if not any(name.startswith(PREFIX) for name in found):  # all else is as in the kind that it is not
+        if not any(name.startswith(PREFIX) for name in found):  # otherwise the two kinds look the same
             raise UserError(f"no tensor's name begins with '{PREFIX}': try the kind 'adaptive-span'")
         return Tensors(only_tensors(found, PREFIX))
 

@@ -1,4 +1,4 @@
-"""From the file of an original implementation to a model."""
+"""From a checkpoint of an original implementation to a model."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def load_original(
 ) -> LanguageModel:
     """The model of an original's checkpoint, ready to evaluate.
 
-    What the file cannot tell has the original's default, and dropout is 0; `config` says otherwise in the
-    original's own options, flat or in its groups: a mapping or a JSON file, and for Hugging Face's models the
-    config.json that lies beside the file unless another is given. `overrides` change the lengths
-    that no weight depends on: `memory_length`, `clamp_length`, `same_length`.
+    Options that the file does not contain have the original's defaults, and dropout is 0. `config` gives
+    others under the original's names, flat or in its groups: a mapping or a JSON file. For Hugging Face's
+    models it is by default the config.json next to the file. `overrides` change lengths that no weight
+    depends on: `memory_length`, `clamp_length`, `same_length`.
     """
     model_config, model = read_original(Path(path), kind, config)
     if not overrides:
@@ -92,30 +92,30 @@ def read_original(
 def _load(path: Path, remedy: str) -> Mapping[str, Any]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a file is read, or it is refused in one line
+            warnings.simplefilter("ignore")  # a file is read, or refused with one line
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
     except pickle.UnpicklingError:
         raise UserError(
-            f"{path} is refused: it holds more than tensors, and reading that could run code from the file; "
+            f"{path} is refused: it has more than tensors, and reading that could run code from the file; "
             f"{remedy}"
         ) from None
     except IsADirectoryError:
         raise UserError(f"{path} is a folder: give the checkpoint file in it") from None
     except PermissionError:
-        raise UserError(f"{path} may not be read: its permissions forbid it") from None
-    except (RuntimeError, EOFError, ValueError, LookupError, OSError):  # what torch says of such a file
+        raise UserError(f"{path} cannot be read: permission denied") from None
+    except (RuntimeError, EOFError, ValueError, LookupError, OSError):  # torch's errors for such a file
         raise UserError(
-            f"{path} is no checkpoint of torch, or is cut short or damaged: fetch it again"
+            f"{path} is not a torch checkpoint, or is incomplete or damaged: download it again"
         ) from None
     if not isinstance(loaded, Mapping):
-        raise UserError(f"{path} holds no tensors by name: save a state_dict and import that")
+        raise UserError(f"{path} has no named tensors: save a state_dict and import that")
     return loaded
 
 
 def _options(config: Mapping[str, Any] | str | Path | None, groups: tuple[str, ...]) -> Options:
-    """The options that describe the model, out of their groups."""
+    """The options that describe the model, without their groups."""
     if config is None:
         return {}
     if not isinstance(config, Mapping):
@@ -134,7 +134,7 @@ def _options(config: Mapping[str, Any] | str | Path | None, groups: tuple[str, .
         options.pop(group, None)
         inside = config.get(group, {})
         if not isinstance(inside, Mapping):
-            raise UserError(f"'{group}' in a configuration must hold options by name, not {inside!r}")
+            raise UserError(f"'{group}' in a configuration must be a table of options, not {inside!r}")
         options |= inside
     return _without_none(options)
 
@@ -144,14 +144,14 @@ def _without_none(options: Options) -> Options:
 
 
 def _fill(model: LanguageModel, tensors: Tensors, translation: Translation, config: ModelConfig) -> None:
-    """Give the model its weights; every tensor must have its place, and every place its tensor."""
+    """Load the weights; every tensor must be used, and every parameter must be set."""
     table = translation.table(config, model.vocabulary_size)
     second_names = translation.second_names(config)
     for name, tensor in tensors.items():
         if name in table or (name not in second_names and translation.unused.fullmatch(name)):
             continue
         if name not in second_names:
-            raise UserError(f"the tensor '{name}' is one too many")
+            raise UserError(f"unexpected tensor '{name}'")
         if not tensor.equal(tensors[second_names[name]]):
             raise UserError(f"the tensor '{name}' should be the same as '{second_names[name]}'")
     weights: dict[str, Tensor] = {}
@@ -165,7 +165,7 @@ def _fill(model: LanguageModel, tensors: Tensors, translation: Translation, conf
         for ours, part in parts.items():
             if part.shape != wanted[ours].shape:
                 raise UserError(
-                    f"{tensors.misfit(name)} would make {list(part.shape)} where the model has "
+                    f"{tensors.misfit(name)} gives {list(part.shape)} where the model has "
                     f"{list(wanted[ours].shape)}"
                 )
         weights |= parts
@@ -179,10 +179,10 @@ def _overridden(config: ModelConfig, overrides: Mapping[str, Any], kind: str) ->
         if name not in known:
             raise UserError(
                 f"'{name}' cannot be overridden in a model of the kind '{kind}'{nearest(name, known)} "
-                f"(what can: {', '.join(known) or 'nothing'})"
+                f"(possible: {', '.join(known) or 'none'})"
             )
     changes = dict(overrides)
     clamp_length = changes.get("clamp_length")
-    if isinstance(clamp_length, int) and clamp_length <= 0:  # the original's way to say: nothing is clamped
+    if isinstance(clamp_length, int) and clamp_length <= 0:  # the original's value for no clamping
         changes["clamp_length"] = None
     return schema.read(type(config), {**schema.write(config), **changes}, "overrides")

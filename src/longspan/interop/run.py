@@ -1,4 +1,4 @@
-"""A run folder of an original's checkpoint, for everything that works on run folders."""
+"""A run folder from a checkpoint of an original implementation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from longspan.models import LanguageModel
 from longspan.runs import RunFolder
 
 Project = Literal["adaptive-span", "sha-rnn", "transformer-xl"]
-# Whose way of reading and of scoring text a kind was trained for. fairseq's vocabulary is a file of its own.
+# The project whose tokenizer and protocol a kind uses. fairseq's vocabulary is a separate file.
 PROJECTS: dict[str, Project] = {
     "adaptive-span": "adaptive-span",
     "sha-rnn": "sha-rnn",
@@ -35,10 +35,10 @@ PROJECTS: dict[str, Project] = {
 def import_run(
     path: Path, kind: str, out: Path, corpus: str | None, config: Any = None, *, progress: Progress
 ) -> RunFolder:
-    """Make the run folder `out` of a checkpoint, with the vocabulary that its project had for `corpus`.
+    """Make the run folder `out` from a checkpoint, with the vocabulary that its project built from `corpus`.
 
-    The originals' checkpoints hold no vocabulary: the corpus must be the one that the model was trained on.
-    Without one, and for fairseq, the run reads and writes the numbers of tokens.
+    The originals' checkpoints have no vocabulary: the corpus must be the one that the model was trained on.
+    Without a corpus, and for fairseq, the run reads and writes token numbers.
     """
     RunFolder.must_be_new(out)
     model_config, model = read_original(path, kind, config)
@@ -83,6 +83,6 @@ def _check_vocabulary(model: LanguageModel, corpus: TokenizedCorpus, path: Path)
     found = corpus.tokenizer.vocabulary_size
     if found != model.vocabulary_size:
         raise UserError(
-            f"{path} was trained with a vocabulary of {model.vocabulary_size:,}, and that of {corpus.name} "
-            f"has {found:,}: give with --data the corpus it was trained on"
+            f"{path} was trained with a vocabulary of {model.vocabulary_size:,}, but {corpus.name} has "
+            f"{found:,}: give with --data the corpus it was trained on"
         )

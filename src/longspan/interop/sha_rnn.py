@@ -25,7 +25,7 @@ TIED = {"decoder.weight": "encoder.weight"}
 
 
 class ShaRnn(Translation):
-    """The file does not tell how long the memory is, where the vocabulary is split, and the dropout."""
+    """The file does not contain the memory length, the splits of the vocabulary and the dropout."""
 
     groups = ("model", "criterion")
     types: ClassVar[Mapping[str, Any]] = {
@@ -39,7 +39,7 @@ class ShaRnn(Translation):
         "tie_weights": bool,
         "splits": tuple[int, ...],
     }
-    # Every block owns all norms; lnmid and lnmem have a part only where there is attention.
+    # Every block has all norms; lnmid and lnmem are used only with attention.
     unused = re.compile(r"blocks\.\d+\.(lnout|lnmid|lnmem)\..*|blocks\.\d+\.attn\.(qkvs|r_gate)")
 
     def tensors(self, loaded: Mapping[str, Any]) -> Tensors:
@@ -55,8 +55,8 @@ class ShaRnn(Translation):
         splits = tuple(options.get("splits", ()))
         if "criterion.tail_bias" in tensors and not splits:
             raise UserError(
-                f"the vocabulary is split {tensors.size(('criterion.tail_bias', 0))} times, and 'criterion."
-                "tail_bias' does not say where: give the option 'splits' in the configuration"
+                f"the vocabulary has {tensors.size(('criterion.tail_bias', 0))} splits, which the file does "
+                "not contain: give the option 'splits' in the configuration"
             )
         return ShaRnnConfig(
             num_layers=options.get("nlayers", num_layers),

@@ -29,14 +29,16 @@ from longspan.interop.translation import (
 )
 
 TABLES = "word_emb.emb_layers"
-FAIRSEQ = "decoder.model."  # before Hugging Face's names in checkpoints of its examples/truncated_bptt
+FAIRSEQ = (
+    "decoder.model."  # prefix of Hugging Face's names in checkpoints of fairseq's examples/truncated_bptt
+)
 WORD_CUTOFFS = (20000, 40000, 200000)  # of both projects, for WikiText-103
 INNER = (("0.weight", 0), ("0.bias", 0), ("3.weight", 1))  # the dimensions of the inner width
 
 
 @dataclass(frozen=True)
 class TransformerXL(Translation):
-    """The file does not tell lengths, the place of the norms, dropout, and the cutoffs of a single table."""
+    """The file does not contain lengths, pre- or post-norm, dropout, and the cutoffs of a single table."""
 
     memory_length: int
     clamp_length: int
@@ -74,7 +76,7 @@ class TransformerXL(Translation):
     def tensors(self, loaded: Mapping[str, Any]) -> Tensors:
         found = only_tensors(loaded.get("model", loaded), FAIRSEQ)
         first = f"{self.prefix}{TABLES}.0.weight"
-        if first not in found:  # but for the prefix the two kinds look alike, and compute otherwise
+        if first not in found:  # except for the prefix the two kinds look the same, but compute differently
             raise UserError(f"the tensor '{first}' is missing")
         return Tensors(only_tensors(found, self.prefix))
 
@@ -117,7 +119,7 @@ class TransformerXL(Translation):
         cutoffs = tuple(options["cutoffs"]) if "cutoffs" in options else _cutoffs(tensors, shapes)
         factor = options.get("div_val", division([width for _, width in shapes]))
         if "div_val" not in options and len(shapes) == 1 and _square(tensors):
-            factor = 2  # or any other above 1: only then there is such a projection, of a single cluster here
+            factor = 2  # or any other above 1: only then is there such a projection of a single cluster
         tables, projections = _tied_tables(cutoffs, factor), _tied_projections(cutoffs, factor)
         ties = options.get("tie_projs", [equal(tensors, dict([pair])) for pair in projections.items()])
         return XLVocabularyConfig(
@@ -205,7 +207,7 @@ def _projected(config: TransformerXLConfig) -> bool:
 
 
 def _square(tensors: Tensors) -> bool:
-    """Whether the embedding is as wide as the model, and projected nevertheless."""
+    """Whether the embedding is as wide as the model but still projected."""
     projection = "word_emb.emb_projs.0"
     return projection in tensors and len(set(tensors[projection].shape)) == 1
 
@@ -216,7 +218,7 @@ def _tied_tables(cutoffs: tuple[int, ...], factor: int) -> dict[str, str]:
 
 
 def _tied_projections(cutoffs: tuple[int, ...], factor: int) -> dict[str, str]:
-    """One for each cluster, though without division they all share one."""
+    """One for each cluster; without division they all share one."""
     return {
         f"crit.out_projs.{i}": f"word_emb.emb_projs.{0 if factor == 1 else i}"
         for i in range(len(cutoffs) + 1)
@@ -224,7 +226,7 @@ def _tied_projections(cutoffs: tuple[int, ...], factor: int) -> dict[str, str]:
 
 
 def _which(ties: list[bool]) -> Literal["none", "all-but-first", "all"] | tuple[bool, ...]:
-    """In a word, where there is one."""
+    """As one word, if there is one."""
     if all(ties):
         return "all"
     if all(ties[1:]):
@@ -241,6 +243,6 @@ def _cutoffs(tensors: Tensors, shapes: list[tuple[int, int]]) -> tuple[int, ...]
     if tensors.size(("crit.cluster_bias", 0)) == len(WORD_CUTOFFS) and sizes[0] > WORD_CUTOFFS[-1]:
         return WORD_CUTOFFS
     raise UserError(
-        "the softmax has clusters, and 'crit.cluster_bias' does not say where they begin: give the option "
+        "the softmax has clusters, but 'crit.cluster_bias' does not contain their cutoffs: give the option "
         "'cutoffs' in the configuration"
     )

@@ -1,4 +1,4 @@
-"""What there is to know about one kind of original checkpoint."""
+"""The translation of one kind of original checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Options: TypeAlias = Mapping[str, Any]
 
 
 class Tensors(dict[str, Tensor]):
-    """The tensors of a checkpoint by the original's names; to ask for one that is not there is an error."""
+    """The tensors of a checkpoint by the original's names; a missing one is a `UserError`."""
 
     def __missing__(self, name: str) -> Tensor:
         raise UserError(f"the tensor '{name}' is missing")
@@ -27,7 +27,7 @@ class Tensors(dict[str, Tensor]):
         return UserError(f"the tensor '{name}' has a shape that does not fit: {list(self[name].shape)}")
 
     def size(self, *places: tuple[str, int]) -> int:
-        """The size that most of these (name, dimension) agree on, so that one which differs can be named."""
+        """The size that most of these (name, dimension) have, so that an outlier can be named."""
         for name, dimension in places:
             if self[name].dim() <= dimension or not self[name].numel():
                 raise self.misfit(name)
@@ -36,7 +36,7 @@ class Tensors(dict[str, Tensor]):
 
 @dataclass(frozen=True)
 class Entry:
-    """What becomes of one tensor: the parameters here that it holds, and how it is cut and turned."""
+    """Where one tensor goes: our parameters, and how it is split and transposed."""
 
     ours: tuple[str, ...]
     layout: Callable[[Tensor], Sequence[Tensor]] = lambda tensor: (tensor,)
@@ -48,10 +48,9 @@ Table: TypeAlias = dict[str, Entry]
 class Translation(ABC):
     """From one original's checkpoints to a model here.
 
-    `groups` are the parts of the original's own record of its options that describe the model, and `types`
-    the options in them that matter here. `unused` are tensors that have no part in what the model computes.
-    `remedy` is what to do with a file that is refused, `companion` the name of a file beside it that holds
-    the options, where the original writes one.
+    `groups` are the groups of the original's options that describe the model, and `types` the options in them
+    that matter here. `unused` are tensors that the model does not use. `remedy` says what to do with a file
+    that is refused. `companion` is the name of a file next to it with the options, if the original has one.
     """
 
     groups: tuple[str, ...]
@@ -61,15 +60,15 @@ class Translation(ABC):
     companion: str | None = None
 
     def tensors(self, loaded: Mapping[str, Any]) -> Tensors:
-        """All tensors, without the prefixes that wrappers have put before their names."""
+        """All tensors, without the prefixes of wrappers."""
         return Tensors(only_tensors(loaded))
 
     def told(self, loaded: Mapping[str, Any]) -> Options:
-        """The options that the file itself holds."""
+        """The options that the file itself contains."""
         return {}
 
     def read(self, options: Options) -> Options:
-        """Those of the options that say something about the model; one of a wrong type is an error."""
+        """The options that describe the model; a wrong type is an error."""
         return {
             name: schema.convert(hint, options[name], name)
             for name, hint in self.types.items()
@@ -78,21 +77,21 @@ class Translation(ABC):
 
     @abstractmethod
     def config(self, tensors: Tensors, options: Options) -> ModelConfig:
-        """Read from the shapes; else from the options, or the original's defaults of them."""
+        """From the options, else from the shapes, else the original's defaults."""
 
     @abstractmethod
     def vocabulary_size(self, tensors: Tensors, options: Options) -> int: ...
 
     @abstractmethod
     def table(self, config: Any, vocabulary_size: int) -> Table:
-        """Every tensor that a checkpoint of this model has, and what becomes of it."""
+        """Every tensor of a checkpoint of this model, and where it goes."""
 
     @abstractmethod
     def second_names(self, config: Any) -> dict[str, str]:
-        """Further names of shared tensors -> the name that `table` has them under."""
+        """Further names of shared tensors -> their name in `table`."""
 
     def parameters(self, tensors: Mapping[str, Tensor], config: Any, size: int) -> dict[str, Tensor]:
-        """Those of `tensors` that the table knows, by our names: of weights, gradients or optimizers."""
+        """The tensors that are in the table, by our names: weights, gradients or optimizer state."""
         found: dict[str, Tensor] = {}
         for theirs, entry in self.table(config, size).items():
             if theirs in tensors:
@@ -101,13 +100,13 @@ class Translation(ABC):
 
 
 def only_tensors(loaded: Any, prefix: str = "") -> dict[str, Tensor]:
-    """What is a tensor with a name; `prefix` is taken from the names that begin with it."""
+    """The named tensors, with `prefix` removed from their names."""
     parts = loaded.items() if isinstance(loaded, Mapping) else ()
     return {str(name).removeprefix(prefix): part for name, part in parts if isinstance(part, Tensor)}
 
 
 def same(names: Mapping[str, str], *endings: str) -> Table:
-    """Tensors that differ only in their names; with `endings`, several that begin alike."""
+    """Tensors that differ only in their names; with `endings`, several with the same beginning."""
     return {
         f"{theirs}{ending}": Entry((f"{ours}{ending}",))
         for theirs, ours in names.items()
@@ -116,20 +115,20 @@ def same(names: Mapping[str, str], *endings: str) -> Table:
 
 
 def count(tensors: Mapping[str, Tensor], pattern: str) -> int:
-    """One more than the largest number that `pattern`, with one group, finds in the names."""
+    """One more than the largest number that `pattern`, with one group, matches in the names."""
     matches = (re.match(pattern, name) for name in tensors)
     return 1 + max((int(match[1]) for match in matches if match), default=-1)
 
 
 def cluster_shapes(tensors: Tensors, tables: str) -> list[tuple[int, int]]:
-    """(words, width) of each of the tables whose names begin with `tables`; there is at least one."""
+    """(words, width) of each table whose name begins with `tables`; there is at least one."""
     clusters = max(1, count(tensors, rf"{re.escape(tables)}\.(\d+)\."))
     names = [f"{tables}.{i}.weight" for i in range(clusters)]
     return [(tensors.size((name, 0)), tensors.size((name, 1))) for name in names]
 
 
 def division(widths: Sequence[int]) -> int:
-    """How many times narrower each cluster is than the one before, or most of them are."""
+    """The factor by which each cluster, or most of them, is narrower than the one before."""
     return max(
         range(1, widths[0] + 1),
         key=lambda factor: sum(width == widths[0] // factor**i for i, width in enumerate(widths)),
@@ -137,5 +136,5 @@ def division(widths: Sequence[int]) -> int:
 
 
 def equal(tensors: Tensors, pairs: Mapping[str, str]) -> bool:
-    """Whether all second names hold what the first ones do; one that is not there is shared."""
+    """Whether tensors under second names equal those under the first; a missing one is shared."""
     return all(tensors[second].equal(tensors[first]) for second, first in pairs.items() if second in tensors)

@@ -1,4 +1,4 @@
-"""Output layers: hidden states in, probabilities of the next token out."""
+"""Output layers: from hidden states to probabilities of the next token."""
 
 from longspan.output.adaptive_softmax import AdaptiveSoftmaxHead
 from longspan.output.interface import OutputHead

@@ -30,13 +30,13 @@ class AdaptiveSoftmaxHead(OutputHead):
     where the embedding has none. The first cluster shares its softmax with one column per further cluster,
     scored from P_0^T h by `cluster_weight` and `cluster_bias`.
 
-    Tables E and projections P have the shapes of the embedding's. `tie_tables` uses the embedding's own, and
-    `tie_projections` says so for all projections or for each cluster's; what is tied belongs to the embedding
-    and is stored there. With a `division` of its own the head's tables are D, D / division, D / division^2
-    ... wide, whatever the embedding's are; then nothing can be tied. `cluster_order` says which column stands
-    for cluster i: counted "from-end" the last one is cluster 1 (adaptive-span and Transformer-XL in PyTorch),
-    "forward" the first one is (Transformer-XL in TensorFlow, Hugging Face). Biases and cluster columns begin
-    at zero.
+    Tables E and projections P have the shapes of the embedding's. `tie_tables` uses the embedding's tables,
+    and `tie_projections` its projections, for all clusters or for each. Tied weights belong to the embedding
+    and are stored there. With its own `division` the head's tables are D, D / division, D / division^2 ...
+    wide, whatever the embedding's are; then nothing can be tied. `cluster_order` is the order of the cluster
+    columns: with "from-end" the last one is cluster 1 (adaptive-span and Transformer-XL in PyTorch), with
+    "forward" the first one (Transformer-XL in TensorFlow, Hugging Face). Biases and cluster columns start at
+    zero.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class AdaptiveSoftmaxHead(OutputHead):
         for start, column in zip(self.bounds[1:], self.columns, strict=False):
             first_N = first_N.where(targets_N < start, column)
         nll_N = F.cross_entropy(first.scores(hidden_ND), first_N, reduction="none")
-        # What is beyond the vocabulary falls to the last cluster, and is refused there as by a plain softmax.
+        # A target beyond the vocabulary goes to the last cluster and is an error there, as in plain softmax.
         for (start, end), tail in zip(pairwise([*self.bounds[1:-1], sys.maxsize]), tails, strict=True):
             nll_N = _add_within(nll_N, hidden_ND, targets_N - start, end - start, tail)
         return nll_N.view_as(targets_BT)
@@ -106,7 +106,7 @@ class AdaptiveSoftmaxHead(OutputHead):
         )
 
     def _clusters(self) -> list[_Cluster]:
-        """The weights of every softmax: own or tied; the first one's with the cluster columns."""
+        """The weights of every softmax, own or tied; the first with the cluster columns."""
         (embedding,) = self._embedding
         tables = embedding.cluster_tables() if self.tie_tables else list(self.tables)
         projections = embedding.cluster_projections()
@@ -133,11 +133,11 @@ class _Cluster(NamedTuple):
         return scores(hidden, self.table_SK, self.bias_S)
 
 
-@torch.compiler.disable(reason="how many tokens fall in a cluster changes from block to block")
+@torch.compiler.disable(reason="the number of tokens in a cluster changes from block to block")
 def _add_within(nll_N: Tensor, hidden_ND: Tensor, places_N: Tensor, size: int, cluster: _Cluster) -> Tensor:
-    """Adds -log p(word | cluster) to the tokens of the cluster, and computes it for no others.
+    """Adds -log p(word | cluster) to the tokens of the cluster, computed only for them.
 
-    A cluster without a token takes part with no rows: its weights get gradients of zero, not none.
+    A cluster without tokens is computed with no rows, so that its weights get zero gradients, not None.
     """
     rows_R = ((places_N >= 0) & (places_N < size)).nonzero().squeeze(1)
     within_R = F.cross_entropy(cluster.scores(hidden_ND[rows_R]), places_N[rows_R], reduction="none")

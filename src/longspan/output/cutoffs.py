@@ -1,11 +1,11 @@
-"""Where to cut a vocabulary into clusters: exactly the cheapest way, in O(K N log N).
+"""The cheapest split of a vocabulary into clusters, exactly, in O(K N log N).
 
-N words, numbered as the vocabulary numbers them, are cut into K clusters of at least one word. A cluster of
+N words, in the order of the vocabulary, are split into K clusters of at least one word. A cluster of
 the words [i, j) has the area
 
     w(i, j) = (j - i) (P_j - P_i),   P_j = how often the first j words occur,
 
-the scores computed if every occurrence scores all words of its cluster. Two costs are made of areas:
+the number of scores if every occurrence scores all words of its cluster. There are two costs:
 
 - `ScoreCost`: the sum of all areas.
 - `TimeCost`: the time of the matrix products (Grave et al., 2016, section 4). Every token is scored against
@@ -18,9 +18,8 @@ Why it is fast: for a <= b <= c <= d
 
 and w(b, c) is the smallest of the four, w(a, d) the largest, so the inequality also holds of f(w) for any f
 that is convex and does not fall, such as max(A, w). Hence the best end of a cluster does not move back when
-its start moves forward: the best ends of all starts are found by halving, each between those of its
-neighbours. Costs are whole numbers, so equal ones are equal; of several best ways the first in
-lexicographic order is returned.
+its start moves forward. The best ends of all starts are found by divide and conquer, each between two known
+ends. Costs are integers, so ties are exact; of several best splits the lexicographically first is returned.
 """
 
 from __future__ import annotations
@@ -37,21 +36,21 @@ Integers = npt.NDArray[np.int64]
 
 
 class Cost(ABC):
-    """What clusters cost, in occurrences times words; `counts[i]` is how often word i occurs."""
+    """The cost of clusters, in occurrences times words; `counts[i]` is how often word i occurs."""
 
     def __init__(self, counts: Iterable[int], num_clusters: int) -> None:
         counts = [int(count) for count in counts]  # Python's integers cannot overflow
         self.num_words, self.num_clusters, self.num_tokens = len(counts), num_clusters, sum(counts)
         if num_clusters < 1:
-            raise UserError(f"a vocabulary cannot be cut into {num_clusters} clusters: use 1 or more")
+            raise UserError(f"a vocabulary cannot be split into {num_clusters} clusters: use 1 or more")
         if num_clusters > self.num_words:
             raise UserError(
-                f"a vocabulary of {self.num_words} cannot be cut into {num_clusters} clusters: use fewer"
+                f"a vocabulary of {self.num_words} cannot be split into {num_clusters} clusters: use fewer"
             )
         if min(counts) < 0 or self.num_tokens == 0:
-            raise UserError("counts say how often words occur: none may be negative, and not all of them 0")
+            raise UserError("counts are how often words occur: they must not be negative, nor all 0")
         if num_clusters * (self.num_words + num_clusters) * self.num_tokens >= 2**63:
-            raise UserError("the counts are too large to be added up exactly: divide all of them by 1000")
+            raise UserError("the counts are too large for exact sums: divide all of them by 1000")
         self._before = np.cumsum([0, *counts], dtype=np.int64)
 
     def area(self, starts: Integers, ends: Integers) -> Integers:
@@ -60,20 +59,20 @@ class Cost(ABC):
 
     @abstractmethod
     def first(self, ends: Integers) -> Integers:
-        """The cost of the first cluster, for each place where it may end."""
+        """The cost of the first cluster, for each of its possible ends."""
 
     @abstractmethod
     def further(self, starts: Integers, ends: Integers) -> Integers:
         """The cost of any other cluster."""
 
     def total(self, cutoffs: Sequence[int]) -> int:
-        """The cost of the vocabulary cut at these places."""
+        """The cost of the vocabulary with these cutoffs."""
         bounds = np.array([*cutoffs, self.num_words], dtype=np.int64)
         return int(self.first(bounds[:1]).sum() + self.further(bounds[:-1], bounds[1:]).sum())
 
 
 class ScoreCost(Cost):
-    """Scores that the words of the clusters need; the columns that stand for clusters are not counted."""
+    """Scores within clusters; the columns that stand for clusters are not counted."""
 
     def first(self, ends: Integers) -> Integers:
         return self.area(np.zeros_like(ends), ends)
@@ -85,12 +84,12 @@ class ScoreCost(Cost):
 class TimeCost(Cost):
     """Time of the matrix products, beyond a constant per product, in units of the time of one score.
 
-    `floor` is how many scores per token a product has to have before it takes longer than an empty one.
+    `floor` is the number of scores per token up to which a product takes no longer than an empty one.
     """
 
     def __init__(self, counts: Iterable[int], num_clusters: int, *, floor: float) -> None:
         super().__init__(counts, num_clusters)
-        # A floor above the largest product makes all ways equal: a higher one would only overflow.
+        # A floor above the largest product makes all splits equal: a higher one would only overflow.
         self.floor = round(min(max(floor, 0.0), self.num_words + num_clusters) * self.num_tokens)
 
     def first(self, ends: Integers) -> Integers:
@@ -101,7 +100,7 @@ class TimeCost(Cost):
 
 
 def best_cutoffs(cost: Cost) -> tuple[int, ...]:
-    """The K - 1 cuts of least cost; of several, the lexicographically smallest."""
+    """The K - 1 cutoffs of least cost; of several, the lexicographically smallest."""
     size, clusters = cost.num_words, cost.num_clusters
     if clusters == 1:
         return ()
@@ -124,7 +123,7 @@ def best_cutoffs(cost: Cost) -> tuple[int, ...]:
 def _best_ends(cost: Cost, rest: Integers, starts: Integers, last: int) -> Integers:
     """For each start the first end, `last` at most, that makes its cluster and the rest cheapest.
 
-    `starts` are consecutive. Halving: every other open start lies between two whose ends are known.
+    `starts` are consecutive. Divide and conquer: every open start lies between two with known ends.
     """
     count = len(starts)
     ends = np.empty(count + 2, dtype=np.int64)  # ends[n + 1] is that of starts[n]; outermost are the limits
@@ -141,7 +140,7 @@ def _best_ends(cost: Cost, rest: Integers, starts: Integers, last: int) -> Integ
 
 
 def _cheapest(cost: Cost, rest: Integers, starts: Integers, low: Integers, high: Integers) -> Integers:
-    """For each start the first of the cheapest ends from low to high, all ranges laid end to end."""
+    """For each start the first of the cheapest ends from low to high, all ranges concatenated."""
     lengths = high - low + 1
     offsets = np.cumsum(lengths) - lengths
     ends = np.arange(lengths.sum()) + np.repeat(low - offsets, lengths)

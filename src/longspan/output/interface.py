@@ -1,4 +1,4 @@
-"""What every output layer offers. Shapes: B batch, T block, D width, V vocabulary."""
+"""The interface of every output layer. Shapes: B batch, T block, D width, V vocabulary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class OutputHead(nn.Module, ABC):
 
     @abstractmethod
     def nll(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
-        """Nats per token, float32, [B, T], never reduced: who reduces also counts."""
+        """Nats per token, float32, [B, T], never reduced: the caller reduces and counts."""
 
     @abstractmethod
     def log_probs(self, hidden_BTD: Tensor) -> Tensor:

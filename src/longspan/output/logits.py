@@ -1,4 +1,4 @@
-"""The product that every softmax begins with. Shapes: D width, V scores."""
+"""The logits of a softmax. Shapes: D width, V logits."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 ROW = 8
-"""A GPU is much slower where rows of scores do not begin at multiples of this many numbers."""
+"""A GPU is much slower if rows of logits are not a multiple of this many numbers."""
 
 MANY = 64
-"""With fewer rows, as in decoding, reading the weights takes longer than anything that padding saves."""
+"""With fewer rows, as in decoding, reading the weights dominates and padding saves nothing."""
 
 
 def scores(hidden: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
@@ -20,7 +20,7 @@ def scores(hidden: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
 
 
 def padded_linear(hidden: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
-    """`F.linear` by way of scores that nobody asked for, so that rows are whole."""
+    """`F.linear` with the vocabulary padded to a multiple of `ROW`; the padding is dropped."""
     more = -len(weight_VD) % ROW
     weight = F.pad(weight_VD, (0, 0, 0, more))
     bias = None if bias_V is None else F.pad(bias_V, (0, more))

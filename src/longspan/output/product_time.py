@@ -1,7 +1,7 @@
-"""How long a matrix product takes on this machine (Grave et al., 2016, section 4.1).
+"""The time of a matrix product on this machine (Grave et al., 2016, section 4.1).
 
-Scoring B tokens against k words takes g(k, B) = c + lambda max(k B, F): all small products take the same
-time, large ones in proportion to their scores.
+Scoring B tokens against k words takes g(k, B) = c + lambda max(k B, F): small products take a constant time,
+large ones a time in proportion to their scores.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 _SIDES = [2**power for power in range(3, 14)]
-_LONG_ENOUGH_S = 0.05  # of one product: the part in proportion is well visible, and nobody waits long
+_LONG_ENOUGH_S = 0.05  # of one product: long enough to see the proportional part
 _MEASURED_S = 0.02  # at least this long per shape
 
 
@@ -32,7 +32,7 @@ class ProductTime:
 
 @dataclass(frozen=True)
 class Measured:
-    """How long a product of so many scores took."""
+    """The measured time of a product with this many scores."""
 
     scores: int
     seconds: float
@@ -64,7 +64,7 @@ def fit(measured: Sequence[Measured]) -> ProductTime:
     best, least = ProductTime(0.0, 1.0, 0.0), np.inf
     for floor in np.geomspace(scores.min(), scores.max(), 400):
         terms = np.stack([np.ones_like(scores), np.maximum(scores, floor)], axis=1) / seconds[:, None]
-        for free in ([0, 1], [1]):  # a negative constant makes no sense: then there is none
+        for free in ([0, 1], [1]):  # a negative constant makes no sense: use none then
             values = np.zeros(2)
             values[free] = np.linalg.lstsq(terms[:, free], np.ones_like(scores), rcond=None)[0]
             error = float(np.square(terms @ values - 1).sum())
@@ -74,5 +74,5 @@ def fit(measured: Sequence[Measured]) -> ProductTime:
 
 
 def typical_error(time: ProductTime, measured: Sequence[Measured]) -> float:
-    """By which part of themselves the measured times are off, in the median."""
+    """The median relative error of the fit."""
     return float(np.median([abs(time.seconds(point.scores) / point.seconds - 1) for point in measured]))

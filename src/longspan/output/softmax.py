@@ -14,8 +14,8 @@ from longspan.output.logits import scores
 class SoftmaxHead(OutputHead):
     """log p(v) = log softmax(s)_v with the scores s = W h + b.
 
-    A `softcap` c keeps scores between -c and c: s = c tanh((W h + b) / c). A head that is `tied` to an
-    embedding has its table for W and no b; the table belongs to the embedding and is stored there.
+    A `softcap` c limits scores to -c ... c: s = c tanh((W h + b) / c). A head that is `tied` to an embedding
+    uses its table for W and has no b; the table belongs to the embedding and is stored there.
     """
 
     def __init__(

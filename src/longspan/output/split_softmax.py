@@ -19,8 +19,8 @@ class SplitSoftmaxHead(OutputHead):
     """log p(v) = log softmax(E h + b)_v, with E the embedding's weights if `tied`, else a `table` of its own.
 
     With `splits` the first softmax is over the words before the first split and one entry for each part of
-    the vocabulary after it; a word of a part has the probability of its entry times that of a softmax within
-    the part. The entries stand in reverse: the last one is the first part's.
+    the vocabulary after it. A word of a part has the probability of its entry times that of a softmax within
+    the part. The entries are in reverse order: the last one is the first part's.
     """
 
     def __init__(self, embedding: nn.Embedding, splits: tuple[int, ...] = (), *, tied: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""The search for an architecture, and what it finds."""
+"""The architecture search and its results."""
 
 from longspan.search.findings import Findings, read_findings, write_findings
 from longspan.search.recipe import found_recipe

@@ -1,4 +1,4 @@
-"""What a search has found, from its run folder: the pattern, its rivals, pictures and a recipe.
+"""The result of a search, from its run folder: patterns, pictures and a recipe.
 
 Shapes: B blocks, K candidates.
 """
@@ -21,7 +21,7 @@ from longspan.search.recipe import found_recipe
 
 @dataclass(frozen=True)
 class Findings:
-    """The distribution over patterns that the best weights of a search hold."""
+    """The distribution over patterns in the best weights of a search."""
 
     pattern: str
     candidates: str
@@ -30,7 +30,7 @@ class Findings:
 
 
 def read_findings(folder: RunFolder, top: int = 1) -> Findings:
-    """What the best weights say, with the `top` most likely patterns and their probabilities."""
+    """The result in the best weights, with the `top` most likely patterns and their probabilities."""
     model = load(folder.path, device="cpu").model
     assert isinstance(model, Supernet)
     probabilities_BK = model.probabilities_BK().detach().double().numpy()
@@ -38,7 +38,7 @@ def read_findings(folder: RunFolder, top: int = 1) -> Findings:
 
 
 def write_findings(folder: RunFolder, findings: Findings, step: int) -> list[Path]:
-    """Write picture, animation and recipe into the folder, those that are not there yet; where they are.
+    """Write picture, animation and recipe to the folder, unless they exist, and return their paths.
 
     `step` is that of the best weights.
     """

@@ -1,4 +1,4 @@
-"""From a search to the recipe of what it found."""
+"""From a search to the recipe of its result."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from longspan.config import RunConfig
 
 
 def found_recipe(config: RunConfig, pattern: str) -> RunConfig:
-    """The same text, model and training with fixed blocks, to be trained from scratch."""
-    model = config.model  # of an architecture that has patterns: no other can be searched
+    """The same data, model and training with a fixed pattern, to train from scratch."""
+    model = config.model  # its architecture has patterns, otherwise it cannot be searched
     return replace(
         config,
         name=f"{config.name}-found",

@@ -1,4 +1,4 @@
-"""How a search trains: weights and architecture together or by turns, judged by what it will leave."""
+"""The training strategy of a search: joint or alternating updates, selection by the hard loss."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from longspan.training import Strategy
 class Searching(Strategy):
     """Trains a supernet.
 
-    Together, the optimizer of the stage moves everything. By turns, it moves the weights, and at every
-    `architecture_every`-th step after the warm-up the architecture's own Adam moves the architecture instead.
+    With "together", the optimizer of the stage updates everything. With "alternate", it updates the weights,
+    and every `architecture_every`-th step after the warm-up the architecture's own Adam updates the
+    architecture instead.
     """
 
     @staticmethod
     def check(config: RunConfig) -> None:
         if config.search is None:
             raise UserError(
-                f"{config.name} is no search, its configuration has no [search]: use 'longspan train'"
+                f"{config.name} is not a search: its configuration has no [search]; use 'longspan train'"
             )
 
     def __init__(self, model: LanguageModel, config: RunConfig) -> None:
         super().__init__(model, config)
         assert isinstance(model, Supernet)
         assert config.search is not None
-        measure_costs(model, config)  # here, where the model is on its device; a checkpoint brings its own
+        measure_costs(model, config)  # here the model is on its device; a checkpoint has its own costs
         self._supernet, self._search = model, config.search
         self._apart = model.architecture_parameters() if config.search.updates == "alternate" else []
         self._of_architecture = [_adam(self._apart, config.search)] if self._apart else []
@@ -58,7 +59,7 @@ class Searching(Strategy):
         return super().moving(step, fraction)
 
     def judge(self, score: Callable[[], Score]) -> tuple[Score, dict[str, Score]]:
-        """Hard decides: the likeliest pattern is what a search leaves, the mixture is lost with it."""
+        """The hard score selects the best weights: only the most likely pattern is kept."""
         with self._supernet.evaluating("hard"):
             hard = score()
         with self._supernet.evaluating("soft"):

@@ -44,6 +44,7 @@ class RecordedModel:
         self._seen = 0
         self._recording: _Recording | None = None
         self._can_record = True
+        gc.collect()  # models before this one may be garbage that still holds graphs and memory
 
     def __call__(
         self, tokens_BT: Tensor, state: State, autocast: AbstractContextManager[Any]
@@ -67,7 +68,7 @@ class RecordedModel:
             self._own, self._shapes, self._seen, self._recording = own, shapes, 0, None
         self._seen += 1
         if self._seen == STEADY:
-            # A clone may have other strides, and compiled code is compiled anew for them. This launch compiles
+            # A clone may have other strides, for which compiled code is compiled anew. This launch compiles
             # what the capture will run: compiling during a capture invalidates it.
             tokens_BT, state = tokens_BT.clone(), state.map(torch.clone)
         if self._seen > STEADY:

@@ -223,7 +223,8 @@ class Loop:
         seen = scalars(self._model.diagnostics(), taken=line)
         for name, fields in self._model.records().items():
             self._records.write_record(name, progress.step, fields)
-        self._records.write(line | seen)
+        line |= seen
+        self._records.write(line)
         self._reporter.log(readable(line, seen))
         self._measure = f"loss {losses.loss:.3f}"
         self._losses = LossMeter()

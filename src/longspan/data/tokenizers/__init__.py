@@ -1,4 +1,4 @@
-"""How text becomes numbers: one file per unit of text."""
+"""Tokenizers: one file per unit of text."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LEAST = {"word": 3, "number": 1, "sentencepiece": 258, "bpe": 256}  # <eos>, <u
 
 
 def fit_tokenizer(config: TokenizerConfig, corpus: Corpus) -> Tokenizer:
-    """The tokenizer a configuration describes, with a vocabulary learned from a corpus."""
+    """The tokenizer of a configuration, with a vocabulary learned from a corpus."""
     tokenizer: Tokenizer = TOKENIZERS[config.kind].resolve().fit(config, corpus)
     return tokenizer
 
 
 def check_settings(config: TokenizerConfig) -> None:
-    """A `UserError` for an option that this kind of tokenizer needs or cannot honour."""
+    """A `UserError` for an option that this tokenizer needs or does not support."""
     if config.kind not in TOKENIZERS:
         raise UserError(f"no tokenizer is registered as '{config.kind}'")
     size, options = config.vocabulary_size, TOKENIZERS[config.kind].options
@@ -32,7 +32,7 @@ def check_settings(config: TokenizerConfig) -> None:
         raise UserError(f"the {config.kind} tokenizer needs a vocabulary_size, for example 8000")
     if size is not None and "vocabulary_size" not in options:
         raise UserError(
-            f"the text decides the vocabulary of the {config.kind} tokenizer: drop vocabulary_size"
+            f"the text determines the vocabulary of the {config.kind} tokenizer: drop vocabulary_size"
         )
     least = _LEAST.get(config.kind, 0)
     if size is not None and size < least:
@@ -40,11 +40,11 @@ def check_settings(config: TokenizerConfig) -> None:
     if config.lowercase and "lowercase" not in options:
         raise UserError(f"the {config.kind} tokenizer does not turn text to lower case: drop lowercase")
     if config.order != TokenizerConfig().order and "order" not in options:
-        raise UserError(f"the {config.kind} tokenizer numbers its tokens in one way only: drop order")
+        raise UserError(f"the {config.kind} tokenizer has a fixed order: drop order")
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer that `Tokenizer.save` put into `folder`."""
+    """The tokenizer that `Tokenizer.save` wrote to `folder`."""
     path = Path(folder) / SETTINGS
     damaged = UserError(f"the tokenizer in {folder} is damaged: put back the whole folder")
     try:
@@ -63,6 +63,6 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         tokenizer: Tokenizer = TOKENIZERS[kind].resolve().from_settings(settings, Path(folder))
     except FileNotFoundError as problem:
         raise UserError(f"there is no tokenizer in {folder}: {problem.filename} is missing") from None
-    except Exception:  # whatever JSON, SentencePiece or tokenizers say of a file they cannot read
+    except Exception:  # any error of JSON, SentencePiece or tokenizers
         raise damaged from None
     return tokenizer

@@ -1,4 +1,4 @@
-"""Byte pair encoding over bytes, learned from the train split: no text it cannot say."""
+"""Byte pair encoding over bytes, learned from the train split: it can encode any text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MODEL = "bpe.json"
 
 
 class BpeTokenizer(Tokenizer):
-    """A token is a run of bytes that are often together; it never goes on after a newline."""
+    """A token is a frequent sequence of bytes; a newline always ends it."""
 
     form = kind = "bpe"
 
@@ -29,7 +29,7 @@ class BpeTokenizer(Tokenizer):
 
     @staticmethod
     def fit(config: TokenizerConfig, corpus: Corpus) -> BpeTokenizer:
-        assert config.vocabulary_size is not None  # `check_settings` saw to it
+        assert config.vocabulary_size is not None  # checked by `check_settings`
         model = tokenizers.Tokenizer(models.BPE())
         model.pre_tokenizer = pre_tokenizers.Sequence(
             [

@@ -1,4 +1,4 @@
-"""Bytes: 256 tokens, and no text it cannot say."""
+"""Bytes: 256 tokens; it can encode any text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Characters: a token is a code point, the vocabulary is the alphabet of the whole corpus.
 
-The alphabet includes the held-out splits: which characters exist is no secret of theirs, and so every
-text of the corpus can be said without an unknown token.
+The alphabet includes the held-out splits, so that no text of the corpus needs an unknown token. It reveals
+only which characters exist.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CharacterTokenizer(Tokenizer):
 
     @staticmethod
     def fit(config: TokenizerConfig, corpus: Corpus) -> CharacterTokenizer:
-        # Each split on its own, as it is encoded: a cut may fall inside a character.
+        # Each split separately, as it is encoded: a cut may be inside a character.
         splits = (decoded(corpus.read(split), lowercase=config.lowercase) for split in SPLITS)
         counts = count_characters(chain.from_iterable(splits))
         return CharacterTokenizer("".join(in_order(counts, config.order)), lowercase=config.lowercase)

@@ -1,4 +1,4 @@
-"""What every tokenizer offers."""
+"""The interface of every tokenizer."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ SETTINGS = "tokenizer.json"
 
 
 class TokenStream(ABC):
-    """Tokens in, text out, as early as the text is certain."""
+    """Decodes tokens one by one and returns text as soon as it is complete."""
 
     @abstractmethod
     def push(self, token: int) -> str:
-        """The text that this token completes; empty while a character is still in pieces."""
+        """The text that this token completes; empty while a character is incomplete."""
 
     @abstractmethod
     def flush(self) -> str:
-        """What is left when no more tokens come; an incomplete character becomes U+FFFD."""
+        """The rest after the last token; an incomplete character becomes U+FFFD."""
 
 
 class ByteStream(TokenStream):
-    """For tokens that stand for the same bytes whatever came before."""
+    """For tokens whose bytes do not depend on the tokens before."""
 
     def __init__(self, pieces: list[bytes]) -> None:
         self._pieces = pieces
@@ -48,12 +48,12 @@ class ByteStream(TokenStream):
 
 
 class Tokenizer(ABC):
-    """Text to token ids and back; a value that is saved with every run."""
+    """Text to token ids and back; it is saved with every run."""
 
     form: ClassVar[str]  # what a token is; several kinds may have one form
-    kind: str  # as the configuration calls it, and as it is registered
-    lowercase: bool = False  # whether upper case is lost
-    unknown_id: int | None = None  # the token that stands for whatever the vocabulary lacks
+    kind: str  # the name in the configuration, and as it is registered
+    lowercase: bool = False  # whether text is lower-cased
+    unknown_id: int | None = None  # the token for text outside the vocabulary
 
     @property
     @abstractmethod
@@ -61,24 +61,24 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> Ids:
-        """The ids of a text; a `UserError` names what the vocabulary lacks."""
+        """The ids of a text; a `UserError` names what is not in the vocabulary."""
 
     @abstractmethod
     def encode_split(self, chunks: Iterable[bytes]) -> Iterator[Ids]:
-        """The ids of a whole split, with whatever this way of preparing adds at its end."""
+        """The ids of a whole split, with what this tokenizer adds at its end."""
 
     @abstractmethod
     def pieces(self) -> list[bytes]:
-        """The text that each token stands for; that of a word includes the blank after it."""
+        """The bytes of each token; those of a word include the blank after it."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """What `from_settings` needs, as JSON."""
+        """The input of `from_settings`, as JSON."""
 
     @classmethod
     @abstractmethod
     def from_settings(cls, settings: dict[str, Any], folder: Path) -> Tokenizer:
-        """The tokenizer that `save` put into `folder`."""
+        """The tokenizer that `save` wrote to `folder`."""
 
     def stream(self) -> TokenStream:
         """A decoder for tokens that come one at a time."""
@@ -90,7 +90,7 @@ class Tokenizer(ABC):
         return "".join([*(stream.push(int(token)) for token in ids), stream.flush()])
 
     def save(self, folder: Path) -> None:
-        """Write everything `load_tokenizer` needs into `folder`."""
+        """Write everything that `load_tokenizer` needs to `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         settings = {"form": self.form, "kind": self.kind, **self.settings()}
         (folder / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
@@ -102,9 +102,9 @@ def id_type(vocabulary_size: int) -> np.dtype[Any]:
 
 
 def lacking(what: str, missing: Iterable[str]) -> UserError:
-    """The error for text that a vocabulary cannot say."""
+    """The error for text outside the vocabulary."""
     shown = sorted(set(missing))
     names = ", ".join(repr(entry) for entry in shown[:8]) + (" ..." if len(shown) > 8 else "")
     return UserError(
-        f"the vocabulary lacks the {what} {names}: leave them out, or train with the byte tokenizer"
+        f"the vocabulary does not have the {what} {names}: remove them, or train with the byte tokenizer"
     )

@@ -1,4 +1,4 @@
-"""Tokens as their numbers: text that was made into tokens elsewhere, or a vocabulary that nobody knows."""
+"""Token numbers as text: for text tokenized elsewhere, or an unknown vocabulary."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NumberTokenizer(Tokenizer):
 
     @staticmethod
     def fit(config: TokenizerConfig, corpus: Corpus) -> NumberTokenizer:
-        """As many tokens as the configuration says, or as the train split needs."""
+        """The vocabulary size of the configuration, or of the train split."""
         if config.vocabulary_size is not None:
             return NumberTokenizer(config.vocabulary_size)
         largest = (ids.max() for ids in _numbers(corpus.read("train")) if len(ids))
@@ -43,7 +43,7 @@ class NumberTokenizer(Tokenizer):
     def encode(self, text: str) -> Ids:
         ids = _parsed(text)
         if len(ids) and ids.max() >= self._size:
-            raise UserError(f"the tokens are 0 to {self._size - 1}, and the text has the number {ids.max()}")
+            raise UserError(f"the tokens are 0 to {self._size - 1}, but the text has the number {ids.max()}")
         return ids
 
     def encode_split(self, chunks: Iterable[bytes]) -> Iterator[Ids]:
@@ -72,5 +72,5 @@ def _parsed(text: str) -> Ids:
     wrong = (word for word in words if not (word.isascii() and word.isdigit() and len(word) <= MOST_DIGITS))
     shown = ", ".join(repr(word[:20]) for word in islice(wrong, 3))
     if shown:
-        raise UserError(f"the text must be numbers of tokens with blanks between them, and has {shown}")
+        raise UserError(f"the text must be token numbers separated by blanks, but it has {shown}")
     return np.array(words, dtype=np.int64) if words else np.empty(0, dtype=np.int64)

@@ -1,11 +1,11 @@
-"""The vocabularies of the original projects, from the text as each of them read it.
+"""The vocabularies of the original projects, rebuilt from the text as each of them read it.
 
 - adaptive-span counts the train split. Order: first seen, or by count with ties last seen first.
 - sha-rnn counts the train split. Order: by count, ties first seen first.
 - transformer-xl counts all splits and leaves newlines out; of word corpora it counts the train split, and
-  `<eos>` comes before all. Order: by count, ties first seen first.
+  `<eos>` comes first. Order: by count, ties first seen first.
 
-None has an unknown token: a held-out word that the counted text lacks is an error.
+None has an unknown token: a held-out word that is not in the counted text is an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from longspan.data.tokenizers.word import WordTokenizer
 
 
 def fit_original(config: TokenizerConfig, corpus: Corpus) -> Tokenizer:
-    """The tokenizer of the project that `config.kind` names, for the form it kept such a corpus in."""
+    """The tokenizer of the project `config.kind`, for the format in which it stored this corpus."""
     if corpus.form == "words":
         return _fit_words(config, corpus)
     letters, newlines = corpus.form == "letters", config.kind != "transformer-xl"

@@ -1,8 +1,8 @@
 """SentencePiece: pieces of words, learned from the train split.
 
-Nothing is normalised away and characters outside the vocabulary fall back to bytes, so decoding gives back
-the text: in lower case if asked, and with a blank for U+2581, which is how SentencePiece writes a blank.
-A newline is a piece of its own, and pieces never cross lines.
+Text is not normalised and characters outside the vocabulary fall back to bytes, so decoding returns the text
+(in lower case if asked). U+2581 becomes a blank, since SentencePiece uses it for blanks. A newline is its own
+piece, and pieces never cross lines.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from longspan.data.tokenizers.interface import Ids, Tokenizer
 from longspan.errors import UserError
 
 _MODEL = "sentencepiece.model"
-_SAMPLE_BYTES = 32 << 20  # the trainer holds its text in memory: from longer texts it gets every n-th line
-_LONGEST = 4096  # characters of a line the trainer takes at once
-_SOURCE = re.compile(r"^.*\.cc\(\d+\) \[.*\] ?")  # where in its C++ an error was noticed, and by which test
+_SAMPLE_BYTES = 32 << 20  # the trainer needs its text in memory: of longer texts it gets every n-th line
+_LONGEST = 4096  # the most characters of a line for the trainer
+_SOURCE = re.compile(r"^.*\.cc\(\d+\) \[.*\] ?")  # the C++ source location in an error message
 _BLANK = "\u2581"  # how SentencePiece writes a blank
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A token is a piece of a unigram model, the likeliest first.
+    """A token is a piece of a unigram model, the most likely first.
 
-    SentencePiece itself puts the bytes first, which hardly any text needs. Here they are last: a softmax that
-    is cut by frequency finds the frequent pieces where it looks for them.
+    SentencePiece itself puts the bytes first, which are rare in text. Here they are last, so that the
+    vocabulary is sorted by frequency, as an adaptive softmax needs.
     """
 
     form = kind = "sentencepiece"
@@ -99,10 +99,10 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 class DefaultSentencePieceTokenizer(SentencePieceTokenizer):
-    """SentencePiece as it is set up when nobody says anything else, for comparing with numbers made so.
+    """SentencePiece with its default settings, to compare with numbers that were made this way.
 
-    Text is normalised (NFKC, blanks collapsed), lines follow each other without a sign, and a character that
-    is too rare is `<unk>`, token 0. So `<unk>` as WikiText writes it is six tokens, two of them unknown.
+    Text is normalised (NFKC, blanks collapsed), line ends are lost, and a rare character is `<unk>`, token 0.
+    So the word `<unk>` of WikiText is six tokens, two of them unknown.
     """
 
     form = kind = "sentencepiece-default"
@@ -121,7 +121,7 @@ class DefaultSentencePieceTokenizer(SentencePieceTokenizer):
 
 
 def _learned(config: TokenizerConfig, corpus: Corpus, **settings: Any) -> bytes:
-    """The pieces of a corpus, in SentencePiece's own format."""
+    """Train a SentencePiece model on a corpus; the serialized model."""
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -135,7 +135,7 @@ def _learned(config: TokenizerConfig, corpus: Corpus, **settings: Any) -> bytes:
             **settings,
         )
     except RuntimeError as problem:
-        reason = _SOURCE.sub("", " ".join(str(problem).split())) or "it does not say why"
+        reason = _SOURCE.sub("", " ".join(str(problem).split())) or "no reason given"
         raise UserError(
             f"sentencepiece could not learn {config.vocabulary_size} pieces from {corpus.name}: {reason}"
         ) from None

@@ -1,7 +1,7 @@
-"""Bytes under the numbers that the originals gave them.
+"""Bytes with the token numbers of the originals.
 
-The originals wrote enwik8 as decimal numbers and text8 as letters with `_` for the blank, and read that
-text as words. What comes out is a renumbering of bytes, so that is how it is done here: `bytes.translate`.
+The originals wrote enwik8 as decimal numbers and text8 as letters with `_` for the blank, and read that text
+as words. The result is a renumbering of bytes, which is done here with `bytes.translate`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NEWLINE = b"\n"
 
 
 class SymbolTokenizer(Tokenizer):
-    """Token i is the byte `symbols[i]`; a newline is `<eos>`, or left out if it is not among them."""
+    """Token i is the byte `symbols[i]`; a newline is `<eos>`, or left out if it is not a symbol."""
 
     form = "symbols"
 
@@ -36,7 +36,7 @@ class SymbolTokenizer(Tokenizer):
 
     @property
     def names(self) -> list[str]:
-        """What the originals called each token."""
+        """The originals' name of each token."""
         return [_letter(byte) if self.letters else _number(byte) for byte in self.symbols]
 
     def encode(self, text: str) -> Ids:
@@ -64,10 +64,10 @@ class SymbolTokenizer(Tokenizer):
 
 
 def as_read(chunks: Iterable[bytes], *, letters: bool, newlines: bool) -> Iterator[bytes]:
-    """The bytes of a split as the originals come to see them.
+    """The bytes of a split as the originals read them.
 
-    Letters lose blanks at both ends; then every line ends with a newline, the last one too, or else no
-    line does.
+    Letters lose blanks at both ends. With `newlines` every line ends with a newline, also the last one;
+    without, no line does.
     """
     last = NEWLINE
     for chunk in _stripped(chunks) if letters else chunks:
@@ -79,7 +79,7 @@ def as_read(chunks: Iterable[bytes], *, letters: bool, newlines: bool) -> Iterat
 
 
 def _stripped(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """`bytes.strip` for a stream: blanks are held back until something follows them."""
+    """`bytes.strip` for a stream: blanks are kept until something follows them."""
     begun, held = False, b""
     for chunk in chunks:
         chunk = held + chunk if begun else chunk.lstrip()

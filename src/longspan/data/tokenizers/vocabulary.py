@@ -1,6 +1,6 @@
-"""Counting symbols and putting them in order.
+"""Counting and ordering symbols.
 
-Counts are dictionaries in order of first appearance, so every order can be made from them.
+Counts are dictionaries in order of first appearance, so every order can be derived from them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def in_order(counts: dict[Symbol, int], order: Literal["frequency", "first-seen"
 
 
 def words_of(text: str) -> list[str]:
-    """Words are what whitespace separates; the end of a line is a word too."""
+    """Words are separated by whitespace; the end of a line is a word too."""
     return text.replace("\n", f" {EOS} ").split()
 
 
 def count_words(texts: Iterable[str]) -> dict[str, int]:
-    """Words of a whole split; a last line without a newline ends like the others."""
+    """Words of a whole split; a last line without a newline gets an end too."""
     counts: Counter[str] = Counter()
     ended = True
     for text in whole_lines(texts):

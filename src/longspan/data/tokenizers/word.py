@@ -1,4 +1,4 @@
-"""Words: what whitespace separates, with `<eos>` at the end of every line."""
+"""Words, separated by whitespace, with `<eos>` at the end of every line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WordTokenizer(Tokenizer):
 
     @staticmethod
     def fit(config: TokenizerConfig, corpus: Corpus) -> WordTokenizer:
-        """The words of the train split; `<unk>` always has a place, since held-out text may need it."""
+        """The words of the train split, and always `<unk>`, since held-out text may need it."""
         counts = count_words(decoded(corpus.read("train"), lowercase=config.lowercase))
         counts.setdefault(EOS, 0)
         counts.setdefault(UNKNOWN, 0)
@@ -108,7 +108,7 @@ class _WithUnknown(dict[str, int]):
 
 
 def _most_frequent(counts: dict[str, int], size: int) -> dict[str, int]:
-    """The `size` most frequent words, `<eos>` and `<unk>` always among them; `<unk>` counts the rest."""
+    """The `size` most frequent words, including `<eos>` and `<unk>`; `<unk>` counts the rest."""
     ranked = [word for word in in_order(counts, "frequency") if word not in (EOS, UNKNOWN)]
     dropped = set(ranked[max(size - 2, 0) :])
     kept = {word: count for word, count in counts.items() if word not in dropped}

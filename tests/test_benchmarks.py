@@ -1,0 +1,72 @@
+"""The benchmark scripts: what can be wrong with them before a GPU is there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+import compare_commits
+import precision_curves
+import recipe_speed
+from longspan.config import RunConfig, schema
+
+
+@pytest.mark.parametrize("smoke", [False, True])
+@pytest.mark.parametrize("case", compare_commits.CASES, ids=lambda case: case.name)
+def test_cases_of_a_comparison_are_configurations(case: compare_commits.Case, smoke: bool) -> None:
+    training = compare_commits._config(case, smoke).training
+    if smoke:
+        assert (training.batch_size, training.precision, training.compile) == (2, "float32", False)
+    else:
+        assert (training.batch_size, training.block_length) == (case.batch_size, case.block_length)
+        assert (training.precision, training.compile, training.block_jitter) == ("bf16", True, False)
+
+
+@pytest.mark.parametrize("gigabytes", [1, 60, 110, 1000])
+def test_cases_that_are_compiled_together_fit_into_the_memory(gigabytes: float) -> None:
+    waves = compare_commits._waves(compare_commits.CASES, gigabytes)
+    assert [case for wave in waves for case in wave] == compare_commits.CASES
+    for wave in waves:
+        assert len(wave) == 1 or 2 * sum(case.gigabytes for case in wave) <= gigabytes
+
+
+def test_a_comparison_says_which_side_failed() -> None:
+    case = compare_commits.CASES[0]
+    good = compare_commits._result(case, {"old": [100.0, 110.0], "new": [90.0, 120.0]}, {})
+    bad = compare_commits._result(case, {"old": [100.0], "new": []}, {"new": "out of memory"})
+    assert good["ratio"] == pytest.approx(1.0)
+    table = compare_commits._table([good, bad])
+    assert "| enwik8-64x512 | 105 | 105 | 1.000 | 0.90 |" in table
+    assert "failed: {'new': 'out of memory'}" in table
+
+
+@pytest.mark.parametrize("smoke", [False, True])
+@pytest.mark.parametrize("model", precision_curves.MODELS)
+def test_runs_of_curves_are_configurations(model: str, smoke: bool) -> None:
+    args = argparse.Namespace(steps=2000, seed=3, data=Path("text.txt"), smoke=smoke)
+    config = schema.read(RunConfig, precision_curves.recipe_of(model, args))
+    (stage,) = config.stage
+    assert (stage.steps, config.training.evaluate_every, config.training.seed) == (2000, 200, 3)
+    assert stage.warmup_steps <= 500
+    assert (config.training.precision, config.training.compile) == ("auto", "auto")
+
+
+def test_a_table_of_curves_has_the_difference() -> None:
+    runs = [
+        {"model": "sha-rnn", "setting": setting, "steps": 2000, "valid_bits_per_byte": bits}
+        for setting, bits in (("float32", 2.0), ("auto", 2.0125))
+    ]
+    assert "| sha-rnn | 2,000 | 2.0000 | 2.0125 | +0.0125 |" in precision_curves._table(runs, ["sha-rnn"])
+
+
+def test_half_written_lines_are_not_read(tmp_path: Path) -> None:
+    lines = [{"kind": "train", "step": 50}, {"kind": "valid", "step": 50}, {"kind": "train", "step": 100}]
+    text = "\n".join(map(json.dumps, lines))
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(text[:-5])
+    assert recipe_speed._lines(path) == lines[:1]
+    path.write_text(text + "\n")
+    assert recipe_speed._lines(path) == [lines[0], lines[2]]
