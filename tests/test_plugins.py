@@ -316,6 +316,35 @@ class TestArchitecture:
         assert main(["train", "mine.toml", *given, *steps, "--out", "run"]) == 0
         assert RunFolder(Path("run")).config.plugins == ("my_blocks", "my_lstm")
 
+    def test_a_run_names_what_the_program_had_imported(self, code: Path) -> None:
+        """Whatever it uses, and nothing else."""
+        import my_blocks  # noqa: F401
+        import my_data  # noqa: F401
+        import my_lstm
+
+        model = my_lstm.LstmConfig()
+        assert RunConfig(model=model).plugins == ("my_lstm",)
+        assert RunConfig().plugins == ()
+        pattern = {"model": {"pattern": "sc"}}
+        assert schema.read(RunConfig, pattern).plugins == ("my_blocks",)
+        tokenizer = {"data": {"corpus": "verses", "tokenizer": {"kind": "pairs"}}}
+        assert schema.read(RunConfig, tokenizer | {"plugins": ["my_lstm"]}).plugins == ("my_lstm", "my_data")
+
+    def test_a_script_may_be_its_own_plugin(self, code: Path) -> None:
+        """It runs as a program, and its recipe imports it again."""
+        script = code / "my_lstm.py"
+        script.write_text(
+            f"{LSTM}\nif __name__ == '__main__':\n"
+            "    from pathlib import Path\n"
+            "    from longspan.config import RunConfig\n"
+            "    config = RunConfig.from_toml(Path('mine.toml').read_bytes(), 'mine.toml')\n"
+            "    print(type(config.model) is LstmConfig, config.plugins)\n"
+        )
+        lstm_recipe()
+        env = {"PYTHONPATH": str(Path(longspan.__file__).parents[1])}
+        found = subprocess.run([sys.executable, script], capture_output=True, text=True, env=env, check=False)
+        assert found.stdout == "True ('my_lstm',)\n", found.stderr
+
     def test_load_takes_plugins(self, code: Path) -> None:
         steps = ["--stage.0.steps", "1", "--stage.1.steps", "1"]
         assert main(["train", lstm_recipe(), *steps, "--out", "run"]) == 0
@@ -742,7 +771,7 @@ class TestEntryPoints:
         assert "my_lstm" not in sys.modules
         steps = ["--stage.0.steps", "1", "--stage.1.steps", "1"]
         assert main(["train", "mine.toml", *steps, "--out", "run"]) == 0
-        assert RunFolder(Path("run")).config.plugins == ()
+        assert RunFolder(Path("run")).config.plugins == ("my_lstm",)  # elsewhere it may not be installed
         unload("my_lstm")
         registry._entry_points_loaded = False
         assert main(["eval", "run"]) == 0
