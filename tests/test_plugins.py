@@ -708,6 +708,7 @@ class TestRegistering:
             ("architecture('a', dict, LstmModel)", "the options of architecture 'a' must be a dataclass"),
             ("architecture('a', LstmConfig, 3)", "the build of architecture 'a' must be a function, not 3"),
             ("architecture('a', Plain, LstmModel)", "Plain.size has no help: declare the options"),
+            ("architecture('a', Odd, LstmModel)", "the types of Odd cannot be read: name 'Nowhere' is not"),
             ("block('xy', 'mine', LstmModel)", "a block is registered for one letter from a to z"),
             ("block('ß', 'mine', LstmModel)", "a block is registered for one letter from a to z"),
             ("tokenizer('t', LstmModel)", "the tokenizer 't' needs fit(config, corpus)"),
@@ -721,6 +722,7 @@ class TestRegistering:
         self, call: str, reason: str, code: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         source = LSTM[: LSTM.index("longspan.register_architecture")]
+        source += "@dataclass\nclass Odd:\n    size: 'Nowhere' = 3\n\n"
         source += f"@dataclass\nclass Plain:\n    size: int = 3\n\nlongspan.register_{call}\n"
         (code / "my_lstm.py").write_text(source)
         said = complaint(capsys, "train", lstm_recipe())

@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import re
 import sys
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module, metadata
@@ -268,6 +269,10 @@ def _check_options(config_class: Any, whose: str) -> None:
     """A class that a table can be read into: a dataclass, every field documented."""
     if not isinstance(config_class, type) or not dataclasses.is_dataclass(config_class):
         raise UserError(f"the options of {whose} must be a dataclass, not {config_class!r}")
+    try:
+        typing.get_type_hints(config_class)
+    except Exception as problem:  # whatever evaluating an annotation can raise
+        raise UserError(f"the types of {config_class.__name__} cannot be read: {problem}") from None
     for field in dataclasses.fields(config_class):
         if "help" not in field.metadata:
             raise UserError(
