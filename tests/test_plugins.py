@@ -222,7 +222,9 @@ def unload(*modules: str) -> None:
     for name in modules:
         del sys.modules[name]
     for table in (registry.ARCHITECTURES, registry.BLOCKS, registry.TOKENIZERS, registry.CORPORA):
-        table.forget_failed()  # type: ignore[attr-defined]
+        table.forget_failed(
+            [name for name, entry in table.known().items() if isinstance(entry.made_by, str | None)]
+        )
 
 
 class TestArchitecture:
@@ -329,6 +331,13 @@ class TestArchitecture:
         assert schema.read(RunConfig, pattern).plugins == ("my_blocks",)
         tokenizer = {"data": {"corpus": "verses", "tokenizer": {"kind": "pairs"}}}
         assert schema.read(RunConfig, tokenizer | {"plugins": ["my_lstm"]}).plugins == ("my_lstm", "my_data")
+
+    def test_what_was_not_imported_is_not_named(self, code: Path) -> None:
+        """A notebook, or a module that was made by hand: in this process everything works."""
+        exec(compile(LSTM, "by hand", "exec", dont_inherit=True), {"__name__": "by_hand"})
+        steps = ["--stage.0.steps", "1", "--stage.1.steps", "1"]
+        assert main(["train", lstm_recipe(plugins=[]), *steps, "--out", "run"]) == 0
+        assert longspan.load("run").config.plugins == ()
 
     def test_a_script_may_be_its_own_plugin(self, code: Path) -> None:
         """It runs as a program, and its recipe imports it again."""

@@ -12,7 +12,7 @@ import logging
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import Any, Generic, TypeVar
@@ -72,7 +72,9 @@ class Table(Mapping[str, E], Generic[E]):
         before = self._entries.get(name)
         if before is None:
             self._entries[name] = entry
-            caller = sys._getframe(2).f_globals["__name__"]  # of the function that calls this one
+            caller = sys._getframe(2).f_globals.get(
+                "__name__", "__main__"
+            )  # of the function that calls this one
             self._registered_by[name] = _importing[-1] if _importing else caller
         elif before != entry and not _same_definition(before.made_by, entry.made_by):
             ours = self._registered_by[name] == BUILTIN
@@ -104,15 +106,15 @@ class Table(Mapping[str, E], Generic[E]):
         return next(found, None)
 
     def plugin_of(self, name: str) -> str | None:
-        """The module to import so that a name is known, unless it comes with longspan or from a script."""
-        by = self._registered_by.get(name) if name in self.known() else None
-        return None if by in (BUILTIN, "__main__") else by
+        """The module to import so that a name is known; None for ours and for what no import can repeat."""
+        by = self._registered_by[name] if name in self.known() else BUILTIN
+        importable = getattr(sys.modules.get(by), "__spec__", None) is not None
+        return by if importable and by not in (BUILTIN, "__main__") else None
 
-    def forget_failed(self) -> None:
-        """Drop what was registered by a module whose import failed after that."""
-        for name, entry in list(self._entries.items()):
-            module = getattr(entry.made_by, "__module__", None)
-            if module is not None and module not in sys.modules:
+    def forget_failed(self, before: Collection[str]) -> None:
+        """After an import that failed, drop what it had registered; names `before` it stay."""
+        for name in [name for name in self._entries if name not in before]:
+            if getattr(self._entries[name].made_by, "__module__", None) not in sys.modules:
                 del self._entries[name]
 
 
@@ -236,12 +238,13 @@ def _load_entry_points() -> None:
 
 def _import(plugin: str) -> None:
     tables: tuple[Table[Any], ...] = (ARCHITECTURES, BLOCKS, TOKENIZERS, CORPORA)
+    names = [set(table.known()) for table in tables]
     _importing.append(plugin)
     try:
         import_plugin(plugin)
     except UserError:
-        for table in tables:
-            table.forget_failed()
+        for table, before in zip(tables, names, strict=True):
+            table.forget_failed(before)
         raise
     finally:
         _importing.pop()
