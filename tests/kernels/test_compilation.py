@@ -1,18 +1,13 @@
-"""The kernels compile for a GPU, wherever this runs: Triton brings its own assembler, NVRTC needs no GPU."""
+"""The kernels compile for a GPU, wherever this runs: Triton brings its own assembler."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-import re
 import subprocess
 import sys
-from importlib import metadata
 from typing import Any
 
 import pytest
-
-from longspan.kernels.span_attention import short
 
 pytest.importorskip("triton")
 
@@ -81,25 +76,3 @@ def test_every_kernel_compiles(everything: bool, keeps: bool) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-def nvrtc() -> ctypes.CDLL:
-    """That of the development tools, or else torch's."""
-    try:
-        installed = metadata.files("nvidia-cuda-nvrtc") or []
-    except metadata.PackageNotFoundError:
-        return short._compiler() or pytest.skip("needs NVRTC")
-    (library,) = (file for file in installed if re.fullmatch(r"libnvrtc\.so\.\d+", file.name))
-    return ctypes.CDLL(str(library.locate()))
-
-
-@pytest.mark.parametrize("half", ["bf16", "f16"])
-@pytest.mark.parametrize(("band", "first_distance", "drops"), [(128, 1, True), (32, 0, False)])
-def test_kernels_for_short_windows_compile(
-    band: int, first_distance: int, drops: bool, half: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(short, "_compiler", nvrtc)
-    options = short.compiler_options(band, first_distance, drops, half)
-    for file, names in short.FILES.items():
-        code = short._machine_code(file, ["--gpu-architecture=sm_90", *options])
-        assert all(f"short_{name}".encode() in code for name in names)

@@ -13,7 +13,7 @@ from longspan.kernels.linear import FEW, linear
 from longspan.kernels.span_attention import eager, reference
 
 from .grouped import Case, head_by_head, tensors_of, together
-from .test_door import CASES
+from .test_dispatch import CASES
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

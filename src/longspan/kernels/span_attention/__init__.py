@@ -22,10 +22,10 @@ Not renormalised, a longer window leaves less for the span.
 
 `reference.py` is the specification, in loops; `eager.py` is the path in plain torch, for heads that share a
 window; `decode_cpu.py` is that for one query per text, in decoding; `cpu.py` runs all heads at once on a
-processor, in compiled code; `gpu.py` does on a GPU, by the kernels of `triton_kernels.py` and, for heads
-that do not look far, of `short`; `padded.py` is the original's way, for comparison. A block that is a whole
-text, seen by all heads without spans, goes to torch's own attention. `span_attention` is the entry point.
-`decode_gpu.py` reads on a GPU one token after another, and keeps what it has read to itself.
+processor, in compiled code; `gpu.py` does on a GPU, by the kernels of `triton_kernels.py`; `padded.py` is the
+original's way, for comparison. A block that is a whole text, seen by all heads without spans, goes to torch's
+own attention. `span_attention` is the entry point. `decode_gpu.py` reads on a GPU one token after another,
+and keeps what it has read to itself.
 
 Shapes: B batch, T block, M memory, S = M + T keys, H heads, G heads of a group, X = 2G, K head width,
 L longest distance, W window, P persistent, E width of e_d.

@@ -1,13 +1,9 @@
-"""Span attention on a GPU: the kernels of triton.py with the matrix products around them, and autograd.
+"""Span attention on a GPU: the kernels of `triton_kernels.py`, the products around them, and autograd.
 
 Heads come in groups that remember equally far. What a group remembers is one tensor of its keys and values,
 position by position; end to end they are the kernels' `PAST`. The term for the distance is a table, as wide
 for a head as the window of its group (`relative_bias.py`). It is kept for the backward pass, which turns its
 gradient into those of queries and position keys.
-
-Heads that come before the first long window go to the kernels of `short`, which need no table, and the others
-to Triton. Both write parts of the same tensors, so nobody has to put heads together. Each of the two counts
-its own heads from 0, and drops by a seed of its own.
 
 The kernels add the bias of the content to queries as they read them, and sum its gradient in parts. What the
 table is made of, q + v, is written out. Its gradient is that of q too, less what came from the content.
@@ -29,7 +25,6 @@ from torch import Tensor
 
 from longspan.errors import UserError
 from longspan.kernels.hashing import new_seed
-from longspan.kernels.span_attention import short
 from longspan.kernels.span_attention import triton_kernels as kernels
 from longspan.kernels.span_attention.queries import biased
 from longspan.kernels.span_attention.relative_bias import (
@@ -68,7 +63,6 @@ class Layout(NamedTuple):
     heads: Tensor
     table: Sizes
     longest_reach: int
-    longest_window: int
 
 
 class Options(NamedTuple):
@@ -79,17 +73,6 @@ class Options(NamedTuple):
     first_distance: int
     dropout: float
     windows_follow_spans: bool
-
-    def for_short(self) -> short.Options:
-        return short.Options(self.ramp, self.first_distance, self.dropout, self.windows_follow_spans)
-
-
-class Part(NamedTuple):
-    """Heads that the same kernels compute: which they are, where their past lies end to end, their layout."""
-
-    heads: slice
-    past: slice
-    layout: Layout
 
 
 class Given(NamedTuple):
@@ -107,20 +90,6 @@ class Given(NamedTuple):
     persistent_v_HPK: Tensor | None
     spans_H: Tensor | None
     filled_B: Tensor | None
-
-    def of(self, part: Part) -> Given:
-        """The part of these heads. A part has no biases, persistent vectors or per-head position keys."""
-        q_BHTK, k_BHTK, v_BHTK = (x_BHTK[:, part.heads] for x_BHTK in self[:3])
-        spans_H = None if self.spans_H is None else self.spans_H[part.heads]
-        return self._replace(
-            q_BHTK=q_BHTK, k_BHTK=k_BHTK, v_BHTK=v_BHTK, past=self.past[part.past], spans_H=spans_H
-        )
-
-    def for_short(self, part: Part, seed: Tensor | None) -> short.Given:
-        own = self.of(part)
-        assert own.keys is not None, "asked before"
-        assert own.spans_H is not None, "asked before"
-        return short.Given(*own[:4], own.keys, part.layout.heads, own.spans_H, seed)
 
 
 class Made(NamedTuple):
@@ -162,8 +131,7 @@ def _layout(
             before += columns
         head, past, most = head + size, past + batch * reach * 2 * size, max(most, columns)
     table = Sizes(2 * MARGIN + rows * before, before, most)
-    longest_reach = max(reach for reach, _ in pasts)
-    return Layout(torch.tensor(heads, device=device), table, longest_reach, max(windows))
+    return Layout(torch.tensor(heads, device=device), table, max(reach for reach, _ in pasts))
 
 
 def span_attention(
@@ -247,97 +215,30 @@ class _SpanAttention(torch.autograd.Function):
             None if position_keys is None else position_keys.to(q_BHTK.dtype).contiguous(),
             persistent_k_HPK, persistent_v_HPK, spans_H, filled_B,
         )  # fmt: skip
-        near, rest = ctx.parts = _parted(given, pasts_MBXK, windows, options)
-        near_seed, seed = (
-            None if part is None or options.dropout == 0 else new_seed(q_BHTK.device) for part in ctx.parts
-        )
-        out_BHTK, near_lse_BHT = _like_rows(q_BHTK), None
-        made: Sequence[Tensor | None] = [None] * len(Made._fields)
-        if near is not None:
-            near_lse_BHT = short.forward(
-                given.for_short(near, near_seed), out_BHTK[:, near.heads],
-                near.layout.longest_window, options.for_short(),
-            )  # fmt: skip
-        if rest is not None:
-            made = _forward_by_triton(given.of(rest), out_BHTK[:, rest.heads], seed, rest.layout, options)
-        ctx.save_for_backward(out_BHTK, near_lse_BHT, near_seed, seed, *made, *given)
+        batch, _, block, _ = q_BHTK.shape
+        pasts = tuple((past.shape[0], past.shape[2] // 2) for past in pasts_MBXK)
+        ctx.layout = _layout(windows, pasts, batch, block, q_BHTK.device)
+        seed = new_seed(q_BHTK.device) if options.dropout > 0 else None
+        out_BHTK = _like_rows(q_BHTK)
+        made = _forward(given, out_BHTK, seed, ctx.layout, options)
+        ctx.save_for_backward(out_BHTK, seed, *made, *given)
         ctx.options, ctx.past_shapes = options, [past_MBXK.shape for past_MBXK in pasts_MBXK]
         return out_BHTK
 
     @staticmethod
     def backward(ctx: Any, dout_BHTK: Tensor) -> tuple[Tensor | None, ...]:
-        out_BHTK, near_lse_BHT, near_seed, seed, *saved = ctx.saved_tensors
+        out_BHTK, seed, *saved = ctx.saved_tensors
         made, given = Made(*saved[: len(Made._fields)]), Given(*saved[len(Made._fields) :])
-        (near, rest), options = ctx.parts, ctx.options
-        dout_BHTK = _rows_inside(dout_BHTK)
         # Side by side, as they are projected.
         dqkv_BHTK = _like_rows(given.q_BHTK, 3).chunk(3, dim=1)
         dpast = torch.empty_like(given.past) if any(ctx.needs_input_grad[-len(ctx.past_shapes) :]) else None
-        gradients = Gradients()
-        if rest is not None:
-            gradients = _backward_by_triton(
-                dout_BHTK[:, rest.heads], given.of(rest), made, out_BHTK[:, rest.heads], seed,
-                *_written(rest, dqkv_BHTK, dpast), rest.layout, options,
-            )  # fmt: skip
-        if near is not None:
-            sums = short.backward(
-                dout_BHTK[:, near.heads], given.for_short(near, near_seed), out_BHTK[:, near.heads],
-                near_lse_BHT, *_written(near, dqkv_BHTK, dpast),
-                near.layout.longest_window, near.layout.longest_reach, options.for_short(),
-            )  # fmt: skip
-            gradients = _with_those_before(gradients, sums)
+        gradients = _backward(
+            _rows_inside(dout_BHTK), given, made, out_BHTK, seed, dqkv_BHTK, dpast, ctx.layout, ctx.options
+        )
         return (*dqkv_BHTK, *gradients, None, None, None, *_cut(dpast, ctx.past_shapes))
 
 
-def _parted(
-    given: Given, pasts_MBXK: Sequence[Tensor], windows: tuple[int, ...], options: Options
-) -> tuple[Part | None, Part | None]:
-    """The heads for `short`, whole groups before the first that has a long window, and those for Triton."""
-    batch, _, block, _ = given.q_BHTK.shape
-    reaches, sizes = zip(*((past.shape[0], past.shape[2] // 2) for past in pasts_MBXK), strict=True)
-    numbers = [past_MBXK.numel() for past_MBXK in pasts_MBXK]
-
-    def part(groups: slice) -> Part:
-        heads, past = _run(sizes, groups), _run(numbers, groups)
-        pasts = tuple(zip(reaches[groups], sizes[groups], strict=True))
-        return Part(heads, past, _layout(windows[heads], pasts, batch, block, given.q_BHTK.device))
-
-    more = (given.content_bias_HK, given.position_bias_HK, given.persistent_k_HPK, given.filled_B)
-    plain = all(x is None for x in more) and options.renormalise
-    num_short = sum(max(windows[:end]) <= short.LONGEST for end in accumulate(sizes))
-    if num_short and plain and given.keys is not None and given.spans_H is not None:
-        near = part(slice(0, num_short))
-        if short.takes(given.for_short(near, None), near.layout.longest_window, options.for_short()):
-            is_all = num_short == len(sizes)
-            return near, None if is_all else part(slice(num_short, len(sizes)))
-    return None, part(slice(0, len(sizes)))
-
-
-def _run(sizes: Sequence[int], groups: slice) -> slice:
-    """Where these groups begin and end if all lie end to end."""
-    return slice(sum(sizes[: groups.start]), sum(sizes[: groups.stop]))
-
-
-def _written(
-    part: Part, dqkv_BHTK: Sequence[Tensor], dpast: Tensor | None
-) -> tuple[list[Tensor], Tensor | None]:
-    """What these heads write of the gradients of queries, keys and values, and of the past."""
-    return [x_BHTK[:, part.heads] for x_BHTK in dqkv_BHTK], None if dpast is None else dpast[part.past]
-
-
-def _with_those_before(gradients: Gradients, sums: short.Sums) -> Gradients:
-    """With those of the heads before, if there are any others at all."""
-    if gradients.position_keys is None or gradients.spans_H is None:
-        return gradients._replace(position_keys=sums.position_keys, spans_H=sums.spans_H)
-    return gradients._replace(
-        position_keys=gradients.position_keys + sums.position_keys,
-        spans_H=torch.cat([sums.spans_H, gradients.spans_H]),
-    )
-
-
-def _forward_by_triton(
-    given: Given, out_BHTK: Tensor, seed: Tensor | None, layout: Layout, options: Options
-) -> Made:
+def _forward(given: Given, out_BHTK: Tensor, seed: Tensor | None, layout: Layout, options: Options) -> Made:
     batch, heads, block, width = given.q_BHTK.shape
     q_BHTK, k_BHTK, v_BHTK, persistent_k_HPK = (
         given.q_BHTK,
@@ -364,7 +265,7 @@ def _forward_by_triton(
     return Made(asked_BHTK, table, lse_BHT)
 
 
-def _backward_by_triton(
+def _backward(
     dout_BHTK: Tensor,
     given: Given,
     made: Made,
