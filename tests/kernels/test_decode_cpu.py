@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from longspan.kernels import span_attention as door
-from longspan.kernels.linear import FEW, linear
+from longspan.kernels.linear import SMALL_BATCH, linear
 from longspan.kernels.span_attention import eager, reference
 
 from .grouped import Case, head_by_head, tensors_of, together
@@ -37,7 +37,7 @@ def test_what_lies_beyond_the_window_is_not_read() -> None:
         assert torch.equal(together(door.span_attention, case, tensors), expected)
 
 
-@pytest.mark.parametrize("rows", [(), (1, 1), (3, 2), (FEW,), (FEW + 1,), (0,)])
+@pytest.mark.parametrize("rows", [(), (1, 1), (3, 2), (SMALL_BATCH,), (SMALL_BATCH + 1,), (0,)])
 @pytest.mark.parametrize("outputs", [8, 7])
 @pytest.mark.parametrize("bias", [True, False])
 def test_products_of_few_rows(rows: tuple[int, ...], outputs: int, bias: bool) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from longspan.generation import Decoder
 from longspan.kernels import gemv, linear, span_attention
-from longspan.kernels.linear import VERY_FEW
+from longspan.kernels.linear import GEMV_ROWS
 from longspan.kernels.span_attention import decode_gpu, gpu
 from longspan.layers import span_step
 from longspan.layers.attention import Attention
@@ -18,7 +18,7 @@ from longspan.state import State
 from .test_contract import NAMES, VARIANTS, VOCABULARY, equal, make, random_tokens, snapshot, warm_state
 
 
-@pytest.mark.parametrize("batch", [1, VERY_FEW + 1])
+@pytest.mark.parametrize("batch", [1, GEMV_ROWS + 1])
 @pytest.mark.parametrize("variant", sorted(NAMES))
 def test_reads_what_the_model_reads(variant: str, batch: int) -> None:
     model = make(variant)

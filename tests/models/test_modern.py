@@ -259,7 +259,7 @@ class TestMemories:
 
     def test_kernels_that_cut_windows_themselves_give_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """On a GPU all heads run at once over what each remembers; here Triton's interpreter does."""
-        fused = pytest.importorskip("longspan.kernels.span_attention.gpu", reason="needs Triton")
+        gpu = pytest.importorskip("longspan.kernels.span_attention.gpu", reason="needs Triton")
         span = SpanConfig(limit=40, limit_shortest=5, ramp=4, start=0.6, memory="full")
         model = lively(dataclasses.replace(CONFIG, memory="keys-values", num_layers=1, span=span)).float()
         weights = torch.randn(2, 60, D)
@@ -276,7 +276,7 @@ class TestMemories:
         expected = read()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if device.type == "cpu":
-            monkeypatch.setattr(door, "_fused_path", lambda x, head_width: fused)
+            monkeypatch.setattr(door, "_gpu_backend", lambda x, head_width: gpu)
         model.to(device)
         assert model.blocks[0]._windows_are_cut_later(torch.zeros(1, device=device))
         for found, value in zip(read(), expected, strict=True):

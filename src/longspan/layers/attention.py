@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from longspan.kernels.linear import FEW, FixedProduct, linear
+from longspan.kernels.linear import SMALL_BATCH, FixedProduct, linear
 from longspan.kernels.qk_norm_rope import Placed, place
 from longspan.kernels.span_attention import cuts_windows, head_groups, one_token, soft_mask, span_attention
 from longspan.layers import kv_cache
@@ -128,7 +128,9 @@ class Attention(Block):
         # Heads that are computed together lie together, by the order of the matrices' rows and columns.
         windows, groups = self._windows_and_groups(h_BTD.shape[1], h_BTD)
         order = [head for heads in groups for head in heads]
-        few = h_BTD.shape[0] * h_BTD.shape[1] <= FEW  # then queries, keys and values are ordered, not weights
+        few = (
+            h_BTD.shape[0] * h_BTD.shape[1] <= SMALL_BATCH
+        )  # then queries, keys and values are ordered, not weights
         weights = None if few else self._weights(groups, recalls="memory" in state and not self.keeps_keys)
         *qkv, new_BTXK = self._placed(self._projected(x_BTD, order, weights), state, order)
         q_BHTK, k_BHTK, v_BHTK = (x_BTHK.transpose(1, 2) for x_BTHK in qkv)
