@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("triton")
 
 KERNELS = ("forward_kernel", "query_gradient_kernel", "key_gradient_kernel", "persistent_gradient_kernel")
-PLACING = ("place_kernel", "gradient_kernel")
+QK_NORM_ROPE = ("forward_kernel", "gradient_kernel")
 NUMBERS = {"ramp": "fp32", "slope": "fp32", "scale": "fp32", "keep_scale": "fp32", "threshold": "i64"}
 POINTERS = {
     "LSE": "*fp32",
@@ -22,7 +22,13 @@ POINTERS = {
     "FILLED": "*i64",
     "SEED": "*i32",
 }
-POINTERS |= {"BIAS": "*fp32", "DBIAS": "*fp32", "DSPAN": "*fp32", "DSLOT_K": "*fp32", "DSLOT_V": "*fp32"}
+POINTERS |= {
+    "BIAS": "*fp32",
+    "DBIAS": "*fp32",
+    "DSPAN": "*fp32",
+    "DPERSISTENT_K": "*fp32",
+    "DPERSISTENT_V": "*fp32",
+}
 SIZES = ("B", "H", "T", "P")
 
 
@@ -35,12 +41,12 @@ def compile_kernel(name: str, *, everything: bool, keeps: bool) -> int:
     return _size_of(getattr(kernels, name), constants, POINTERS, everything)
 
 
-def compile_placing(name: str, *, everything: bool) -> int:
+def compile_qk_norm_rope(name: str, *, everything: bool) -> int:
     from longspan.kernels.qk_norm_rope import triton_kernels as kernels
 
     width = 64 if everything else 40
     constants = {"WIDTH": width, "E": width // 2, "BE": 32, "BT": 32, "EPSILON": 1e-6}
-    constants |= {"NORMED": everything, "TURNED": everything}
+    constants |= {"NORMED": everything, "ROTATED": everything}
     pointers = {"GAIN": "*fp32", "DGAIN": "*fp32", "FIRST": "*i64", "TURNS": "*fp64"}
     return _size_of(getattr(kernels, name), constants, pointers, everything)
 
@@ -52,7 +58,7 @@ def _size_of(kernel: Any, constants: dict[str, Any], pointers: dict[str, str], e
 
     signature, values = {}, {}
     for place, argument in enumerate(kernel.arg_names):
-        if argument in constants or argument.startswith(("HAS_", "FOLLOWS", "WHOLE_SLOTS")):
+        if argument in constants or argument.startswith(("HAS_", "FOLLOWS", "WHOLE_PERSISTENT")):
             signature[argument] = "constexpr"
             values[(place,)] = constants.get(argument, everything)
         elif argument.isupper() and argument not in SIZES:
@@ -71,7 +77,7 @@ def test_every_kernel_compiles(everything: bool, keeps: bool) -> None:
     program = (
         f"from {__name__} import *\n"
         f"for name in KERNELS: assert compile_kernel(name, everything={everything}, keeps={keeps})\n"
-        f"for name in PLACING: assert compile_placing(name, everything={everything})\n"
+        f"for name in QK_NORM_ROPE: assert compile_qk_norm_rope(name, everything={everything})\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)

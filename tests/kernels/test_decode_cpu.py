@@ -1,4 +1,4 @@
-"""One query per text, against the specification; and products of few rows."""
+"""One token after another on a CPU, against the specification; and products of few rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .test_dispatch import CASES
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_single_query_is_as_the_loops_say(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager, "span_attention", None)  # nobody else may do it
+    monkeypatch.setattr(eager, "span_attention", None)  # no other backend may do it
     case = replace(case, block=1)
     tensors = tensors_of(case)
     given = [max(windows) for windows in case.windows for _ in windows]

@@ -344,10 +344,10 @@ def mixed(x: np.ndarray) -> np.ndarray:
 
 
 def kept_BHTX(case: Case, seed: int, dropout: float, window: int) -> Tensor:
-    """Which weights are kept: those of the distances, nearest first, and then those of the persistent.
+    """Which weights are kept: of the distances, nearest first, and then of the persistent vectors.
 
     A weight is dropped if the hash of its query's row (of all B x H x T) and its key's position, counted from
-    the block's beginning, lies among the lowest. Slots begin at position 2^30.
+    the block's beginning, lies among the lowest. Persistent vectors begin at position 2^30.
     """
     shape = (case.batch, case.num_heads, case.block)
     row_BHT = np.arange(math.prod(shape), dtype=np.uint32).reshape(shape)
@@ -387,8 +387,10 @@ def dense(case: Case, tensors: dict[str, Tensor], kept: Tensor, dropout: float) 
         kept_BTX = torch.cat([kept[:, head, :, :window], kept[:, head, :, longest:]], dim=-1)
         weight_BTX = weight_BTX * kept_BTX / (1 - dropout)
         near_BTK = torch.einsum("btw,btwk->btk", weight_BTX[..., :window], v_BTWK)
-        slots_BTK = weight_BTX[..., window:] @ tensors["persistent_v"][head] if case.num_persistent else 0
-        out.append(near_BTK + slots_BTK)
+        persistent_BTK = (
+            weight_BTX[..., window:] @ tensors["persistent_v"][head] if case.num_persistent else 0
+        )
+        out.append(near_BTK + persistent_BTK)
     return torch.stack(out, dim=1)
 
 
