@@ -1,4 +1,4 @@
-"""The two ways of a training step that are set side by side."""
+"""The two paths of a training step that are compared."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Way:
 def ways_for(model: LanguageModel, device: torch.device) -> list[Way]:
     """The reference path and then the fast path, which is what `longspan train` takes.
 
-    There is only the latter where the two are one: on a CPU they differ in the attention to spans alone.
+    There is only the latter where both are the same: on a CPU they differ in attention to spans alone.
     """
     if device.type == "cuda":
         return [
@@ -40,6 +40,6 @@ def ways_for(model: LanguageModel, device: torch.device) -> list[Way]:
     if not any(isinstance(module, Attention) for module in model.modules()):
         return [Way("fast", "the only one, without attention to spans")]
     return [
-        Way("reference", "all heads of a layer padded to its longest", "padded"),
-        Way("fast", "every head as far as it looks"),
+        Way("reference", "plain torch, heads of similar windows together", "eager"),
+        Way("fast", "compiled C++ where it applies, every head as far as it looks"),
     ]
