@@ -36,12 +36,13 @@ from longspan.bench.training import Training
 from longspan.cli.recipes import BYTES, known_vocabulary_size
 from longspan.config import RunConfig, schema
 from longspan.errors import UserError
+from longspan.kernels.span_attention import AttentionContext
 from longspan.models import build
 from longspan.runs import pick_device
 from longspan.runs.environment import environment
 
 
-def values_pass(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, **_: Any) -> Tensor:
+def values_pass(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: AttentionContext) -> Tensor:
     """Replaces attention: no scores, no sums."""
     return v_BHTK
 

@@ -5,16 +5,14 @@
 The model is recipe enwik8-small (6.5M parameters) with batch 16 and block 256, in float32. Spans are set to
 typical learned values: 8 to 100 tokens, and one long head (200 to 650) in each upper layer. The baseline
 computes the same with the original code's sequence of operations: memory and block are projected together by
-torch's own linear layers, heads are padded. (The reference path of `longspan bench` pads heads too, but is
-otherwise the same as its fast path.) Outputs and gradients of both models are compared first. Then their
-steps, with optimizer, are timed in turns, and the medians are compared.
+torch's own linear layers, and heads are padded (`padded.py`). Outputs and gradients of both models are
+compared first. Then their steps, with optimizer, are timed in turns, and the medians are compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -24,9 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import padded
 from longspan import recipes
 from longspan.config import RunConfig, schema
-from longspan.kernels.span_attention.mask import EPSILON, soft_mask
+from longspan.kernels.span_attention import AttentionContext
 from longspan.layers.attention import Attention
 from longspan.layers.feed_forward import FeedForward
 from longspan.models import LanguageModel, build
@@ -40,27 +39,28 @@ BATCH, BLOCK, VOCABULARY = 16, 256, 205
 class PaddedAttention(Attention):
     """As in the original code: every head computes the layer's longest window, for all T x (T + W) pairs.
 
-    Shapes: as in longspan.layers.attention, and N = B x H (heads count as batch), W the layer's window.
+    Shapes: as in longspan.layers.attention, and S keys of memory and block.
     """
 
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
-        block = h_BTD.shape[1]
-        window = max(self.span.windows_for(block))
         seen_BSD = torch.cat([state.tensor("memory"), h_BTD], dim=1)
-        q_NTK = self._heads(F.linear(h_BTD, self.query.weight)).flatten(0, 1)
-        k_NSK = self._heads(F.linear(seen_BSD, self.key.weight)).flatten(0, 1)[:, -(window + block) :]
-        v_NSK = self._heads(F.linear(seen_BSD, self.value.weight)).flatten(0, 1)[:, -(window + block) :]
-        position_keys_1KW = self._positions[0].keys_LK[:window].flip(0).mT[None]
-        scores_NTW = by_distance(q_NTK @ k_NSK.mT) + q_NTK @ position_keys_1KW
-        weights_NTW = torch.softmax(scores_NTW / math.sqrt(self.head_width), dim=-1)
-        mask_HW = soft_mask(self.span.spans_H(), self.span.ramp, window).flip(1)
-        weights_NTW = (weights_NTW.unflatten(0, (-1, self.num_heads)) * mask_HW[:, None]).flatten(0, 1)
-        weights_NTW = weights_NTW / (weights_NTW.sum(-1, keepdim=True) + EPSILON)
-        weights_NTW = F.dropout(weights_NTW, self.dropout, self.training)
-        out_NTK = by_key(weights_NTW) @ v_NSK
-        out_BTD = out_NTK.unflatten(0, (-1, self.num_heads)).transpose(1, 2).flatten(2)
+        context = AttentionContext(
+            past=(),  # its keys and values are projected together with those of the block
+            windows=self.span.windows_for(h_BTD.shape[1]),
+            position_keys=self._positions[0].keys_LK,
+            spans_H=self.span.spans_H(),
+            ramp=self.span.ramp,
+            dropout=self.dropout if self.training else 0.0,
+        )
+        attended_BHTK = padded.span_attention(
+            self._heads(F.linear(h_BTD, self.query.weight)),
+            self._heads(F.linear(seen_BSD, self.key.weight)),
+            self._heads(F.linear(seen_BSD, self.value.weight)),
+            context,
+        )
+        out_BTD = F.linear(attended_BHTK.transpose(1, 2).flatten(2), self.out.weight)
         after = State({"memory": seen_BSD[:, -self.span.memory_length :].detach().clone()})
-        return self.norm(h_BTD + F.linear(out_BTD, self.out.weight)), after
+        return self.norm(h_BTD + out_BTD), after
 
     def _heads(self, x_BTD: Tensor) -> Tensor:
         return x_BTD.unflatten(-1, (self.num_heads, self.head_width)).transpose(1, 2)
@@ -75,20 +75,6 @@ class PlainFeedForward(FeedForward):
             F.dropout(inner, self.dropout, self.training), self.contract.weight, self.contract.bias
         )
         return self.norm(h_BTD + out_BTD), state
-
-
-def by_distance(table_NTS: Tensor) -> Tensor:
-    """[T, W + T], a column per key -> [T, W], a column per distance: pad, then read longer rows."""
-    block, keys = table_NTS.shape[-2:]
-    flat = F.pad(table_NTS.flatten(-2), (0, block))
-    return flat.unflatten(-1, (block, keys + 1))[..., : keys - block]
-
-
-def by_key(table_NTW: Tensor) -> Tensor:
-    """The inverse of `by_distance`, with zeros where a query does not attend."""
-    block, window = table_NTW.shape[-2:]
-    flat = F.pad(table_NTW, (0, block + 1)).flatten(-2)[..., :-block]
-    return flat.unflatten(-1, (block, window + block))
 
 
 def learned_spans(num_layers: int, num_heads: int) -> list[list[int]]:
@@ -152,14 +138,14 @@ def check_agreement() -> dict[str, float]:
 
 
 def _difference(dtype: torch.dtype, allowed: float) -> float:
-    ours, padded = (Training(make_model(padded).to(dtype), batch=2) for padded in (False, True))
+    ours, theirs = (Training(make_model(padded=way).to(dtype), batch=2) for way in (False, True))
     worst = 0.0
     for _ in range(4):
-        torch.testing.assert_close(ours.step(), padded.step(), rtol=1e-5, atol=1e-5)
-        for mine, theirs in zip(ours.model.parameters(), padded.model.parameters(), strict=True):
+        torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-5, atol=1e-5)
+        for mine, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
             assert mine.grad is not None
-            assert theirs.grad is not None
-            worst = max(worst, ((mine.grad - theirs.grad).norm() / theirs.grad.norm()).item())
+            assert other.grad is not None
+            worst = max(worst, ((mine.grad - other.grad).norm() / other.grad.norm()).item())
     assert worst < allowed, f"the two paths disagree in {dtype}: {worst}"
     return worst
 
@@ -185,14 +171,14 @@ def main() -> None:
     torch.set_num_threads(options.threads)
 
     difference = check_agreement()
-    ours, padded = Training(make_model(padded=False)), Training(make_model(padded=True))
-    for training in (ours, padded):  # warm up, and fill the memory
+    ours, theirs = Training(make_model(padded=False)), Training(make_model(padded=True))
+    for training in (ours, theirs):  # warm up, and fill the memory
         training.step()
         training.step()
     seconds: dict[str, list[float]] = {"own span": [], "padded": []}
     for _ in range(options.steps):
         seconds["own span"].append(timed(ours.step))
-        seconds["padded"].append(timed(padded.step))
+        seconds["padded"].append(timed(theirs.step))
     rates = {name: BATCH * BLOCK / statistics.median(times) for name, times in seconds.items()}
     figures = {
         "parameters": sum(parameter.numel() for parameter in ours.model.parameters()),

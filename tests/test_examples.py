@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from longspan.testing import check_model
+
 from .training.runs import metrics, outcome, write_text
 
 ROOT = Path(__file__).parents[1]
@@ -90,11 +92,10 @@ def test_own_block_is_short() -> None:
 
 
 def test_own_block_keeps_the_contract(own_registry: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    testing = pytest.importorskip("longspan.testing")
     monkeypatch.syspath_prepend(EXAMPLES)
     from own_block import GatedConfig, gated
 
-    testing.check_model(gated(GatedConfig(num_layers=2, width=8), 11))
+    check_model(gated(GatedConfig(num_layers=2, width=8), 11))
 
 
 def test_own_block_from_outside(tmp_path: Path) -> None:
@@ -122,7 +123,9 @@ def test_own_block_from_outside(tmp_path: Path) -> None:
     script = tmp_path / "use.py"
     script.write_text(
         "import json, longspan\n"
+        "from longspan.testing import check_model\n"
         "lm = longspan.load('killed', device='cpu')\n"
+        "check_model(lm.model)\n"
         "model = lm.config.model\n"
         "found = [longspan.__file__, type(model).__name__, model.recurrence.expand, lm.config.plugins]\n"
         "print(json.dumps([*found, lm.generate('the cat', tokens=40, seed=1)]))\n"

@@ -222,7 +222,9 @@ def unload(*modules: str) -> None:
     for name in modules:
         del sys.modules[name]
     for table in (registry.ARCHITECTURES, registry.BLOCKS, registry.TOKENIZERS, registry.CORPORA):
-        table.forget_failed()  # type: ignore[attr-defined]
+        table.forget_failed(
+            [name for name, entry in table.known().items() if isinstance(entry.made_by, str | None)]
+        )
 
 
 class TestArchitecture:
@@ -315,6 +317,42 @@ class TestArchitecture:
         given = ["--plugin", "my_lstm", "--plugin", "my_blocks"]
         assert main(["train", "mine.toml", *given, *steps, "--out", "run"]) == 0
         assert RunFolder(Path("run")).config.plugins == ("my_blocks", "my_lstm")
+
+    def test_a_run_names_what_the_program_had_imported(self, code: Path) -> None:
+        """Whatever it uses, and nothing else."""
+        import my_blocks  # noqa: F401
+        import my_data  # noqa: F401
+        import my_lstm
+
+        model = my_lstm.LstmConfig()
+        assert RunConfig(model=model).plugins == ("my_lstm",)
+        assert RunConfig().plugins == ()
+        pattern = {"model": {"pattern": "sc"}}
+        assert schema.read(RunConfig, pattern).plugins == ("my_blocks",)
+        tokenizer = {"data": {"corpus": "verses", "tokenizer": {"kind": "pairs"}}}
+        assert schema.read(RunConfig, tokenizer | {"plugins": ["my_lstm"]}).plugins == ("my_lstm", "my_data")
+
+    def test_what_was_not_imported_is_not_named(self, code: Path) -> None:
+        """A notebook, or a module that was made by hand: in this process everything works."""
+        exec(compile(LSTM, "by hand", "exec", dont_inherit=True), {"__name__": "by_hand"})
+        steps = ["--stage.0.steps", "1", "--stage.1.steps", "1"]
+        assert main(["train", lstm_recipe(plugins=[]), *steps, "--out", "run"]) == 0
+        assert longspan.load("run").config.plugins == ()
+
+    def test_a_script_may_be_its_own_plugin(self, code: Path) -> None:
+        """It runs as a program, and its recipe imports it again."""
+        script = code / "my_lstm.py"
+        script.write_text(
+            f"{LSTM}\nif __name__ == '__main__':\n"
+            "    from pathlib import Path\n"
+            "    from longspan.config import RunConfig\n"
+            "    config = RunConfig.from_toml(Path('mine.toml').read_bytes(), 'mine.toml')\n"
+            "    print(type(config.model) is LstmConfig, config.plugins)\n"
+        )
+        lstm_recipe()
+        env = {"PYTHONPATH": str(Path(longspan.__file__).parents[1])}
+        found = subprocess.run([sys.executable, script], capture_output=True, text=True, env=env, check=False)
+        assert found.stdout == "True ('my_lstm',)\n", found.stderr
 
     def test_load_takes_plugins(self, code: Path) -> None:
         steps = ["--stage.0.steps", "1", "--stage.1.steps", "1"]
@@ -687,6 +725,7 @@ class TestRegistering:
             ("architecture('a', dict, LstmModel)", "the options of architecture 'a' must be a dataclass"),
             ("architecture('a', LstmConfig, 3)", "the build of architecture 'a' must be a function, not 3"),
             ("architecture('a', Plain, LstmModel)", "Plain.size has no help: declare the options"),
+            ("architecture('a', Odd, LstmModel)", "the types of Odd cannot be read: name 'Nowhere' is not"),
             ("block('xy', 'mine', LstmModel)", "a block needs one letter from a to z"),
             ("block('ß', 'mine', LstmModel)", "a block needs one letter from a to z"),
             ("tokenizer('t', LstmModel)", "the tokenizer 't' needs fit(config, corpus)"),
@@ -700,6 +739,7 @@ class TestRegistering:
         self, call: str, reason: str, code: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         source = LSTM[: LSTM.index("longspan.register_architecture")]
+        source += "@dataclass\nclass Odd:\n    size: 'Nowhere' = 3\n\n"
         source += f"@dataclass\nclass Plain:\n    size: int = 3\n\nlongspan.register_{call}\n"
         (code / "my_lstm.py").write_text(source)
         said = complaint(capsys, "train", lstm_recipe())
@@ -750,7 +790,7 @@ class TestEntryPoints:
         assert "my_lstm" not in sys.modules
         steps = ["--stage.0.steps", "1", "--stage.1.steps", "1"]
         assert main(["train", "mine.toml", *steps, "--out", "run"]) == 0
-        assert RunFolder(Path("run")).config.plugins == ()
+        assert RunFolder(Path("run")).config.plugins == ("my_lstm",)  # elsewhere it may not be installed
         unload("my_lstm")
         registry._entry_points_loaded = False
         assert main(["eval", "run"]) == 0

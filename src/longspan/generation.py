@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from longspan.cuda_graphs import capture
 from longspan.errors import UserError
-from longspan.kernels.cuda_graphs import capture
 from longspan.reading import TextState, begin
 
 if TYPE_CHECKING:

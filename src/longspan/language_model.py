@@ -20,6 +20,7 @@ from longspan.config.overrides import override_all
 from longspan.data import Tokenizer
 from longspan.errors import UserError
 from longspan.generation import check_sampling, generate_from
+from longspan.inspection.attention import LayerAttention, attention
 from longspan.models import LanguageModel, build_run
 from longspan.reading import TextState, begin, blocks, nats_of, read
 from longspan.registry import load_plugins
@@ -98,9 +99,18 @@ class LoadedModel:
         found = [hidden_TD for hidden_TD, _ in blocks(self.model, self._encode(text), state)]
         return torch.cat(found or [self._at_line_start().hidden_D[None][:0]])
 
-    def spans(self) -> Tensor | None:
-        """How many tokens each head looks back, [layers, heads]; None if the model has no learned spans."""
-        return self.model.diagnostics().get("spans_LH")
+    def attention(self, text: str, state: TextState | None = None) -> list[LayerAttention]:
+        """Where every head of every layer looks at every token; the weights of a long text are large.
+
+        Each layer has `weights_HTW` by distance, `mean_distance_H` and `reach_H`, how far back the mean and
+        90 per cent of them lie. Empty for a model without attention.
+        """
+        return attention(self.model, self._encode(text), state)
+
+    def spans(self) -> list[list[float]] | None:
+        """How many tokens each head of each layer looks back; None if the model has no learned spans."""
+        spans: list[list[float]] | None = self.model.records().get("spans", {}).get("spans")
+        return spans
 
     def generate(
         self,

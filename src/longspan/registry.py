@@ -11,7 +11,8 @@ import dataclasses
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import Any, Generic, TypeVar
@@ -63,13 +64,19 @@ class Table(Mapping[str, E], Generic[E]):
     def __init__(self, what: str) -> None:
         self.what = what
         self._entries: dict[str, E] = {}
+        self._registered_by: dict[str, str] = {}
 
     def add(self, name: str, entry: E) -> None:
         """Register an entry. The same entry again changes nothing; another one with this name is an error."""
         _load_builtin()
-        before = self._entries.setdefault(name, entry)
-        if before != entry:
-            ours = str(before.made_by).startswith("longspan.") or before.made_by is None
+        before = self._entries.get(name)
+        if before is None:
+            self._entries[name] = entry
+            # Frame 2 is the module that calls the registering function.
+            caller = sys._getframe(2).f_globals.get("__name__", "__main__")
+            self._registered_by[name] = _importing[-1] if _importing else caller
+        elif before != entry and not _same_definition(before.made_by, entry.made_by):
+            ours = self._registered_by[name] == BUILTIN
             taken = "comes with longspan" if ours else "is already registered with another object"
             raise UserError(f"the {self.what} '{name}' {taken}: choose another name")
 
@@ -97,11 +104,16 @@ class Table(Mapping[str, E], Generic[E]):
         found = (name for name, entry in self.known().items() if entry.config_class is config_class)
         return next(found, None)
 
-    def forget_failed(self) -> None:
-        """Remove what a module registered before its import failed."""
-        for name, entry in list(self._entries.items()):
-            module = getattr(entry.made_by, "__module__", None)
-            if module is not None and module not in sys.modules:
+    def plugin_of(self, name: str) -> str | None:
+        """The module whose import registers a name; None if it is built in or cannot be imported again."""
+        by = self._registered_by[name] if name in self.known() else BUILTIN
+        importable = getattr(sys.modules.get(by), "__spec__", None) is not None
+        return by if importable and by not in (BUILTIN, "__main__") else None
+
+    def forget_failed(self, before: Collection[str]) -> None:
+        """Remove what a module registered before its import failed; the names in `before` stay."""
+        for name in [name for name in self._entries if name not in before]:
+            if getattr(self._entries[name].made_by, "__module__", None) not in sys.modules:
                 del self._entries[name]
 
 
@@ -196,14 +208,11 @@ def load_plugins(names: Iterable[str]) -> None:
     """Import plugins by the names of their modules."""
     _load_builtin()
     for name in names:
-        try:
-            import_plugin(name)
-        except UserError:
-            _forget_failed()
-            raise
+        _import(name)
 
 
 _builtin_loaded = _entry_points_loaded = False
+_importing: list[str] = []  # plugins that are being imported, the innermost last
 
 
 def _load_builtin() -> None:
@@ -221,17 +230,32 @@ def _load_entry_points() -> None:
     _entry_points_loaded = True
     for entry_point in metadata.entry_points(group=ENTRY_POINTS):
         try:
-            import_plugin(entry_point.module)
+            _import(entry_point.module)
         except UserError as problem:
-            _forget_failed()
             message = "longspan: warning: the installed plugin with entry point '%s' is skipped: %s"
             logging.getLogger("longspan").warning(message, entry_point.name, problem)
 
 
-def _forget_failed() -> None:
+def _import(plugin: str) -> None:
     tables: tuple[Table[Any], ...] = (ARCHITECTURES, BLOCKS, TOKENIZERS, CORPORA)
-    for table in tables:
-        table.forget_failed()
+    names = [set(table.known()) for table in tables]
+    _importing.append(plugin)
+    try:
+        import_plugin(plugin)
+    except UserError:
+        for table, before in zip(tables, names, strict=True):
+            table.forget_failed(before)
+        raise
+    finally:
+        _importing.pop()
+
+
+def _same_definition(before: Any, now: Any) -> bool:
+    """Whether a script that runs as a program has been imported as a plugin too: its first objects stay."""
+    if getattr(before, "__module__", None) != "__main__":
+        return False
+    files = [getattr(sys.modules.get(thing.__module__), "__file__", None) for thing in (before, now)]
+    return files[0] is not None and files[0] == files[1] and before.__qualname__ == now.__qualname__
 
 
 def _check_name(what: str, name: str) -> None:
@@ -248,6 +272,10 @@ def _check_options(config_class: Any, whose: str) -> None:
     """Check that a configuration class is a dataclass with a help text for every field."""
     if not isinstance(config_class, type) or not dataclasses.is_dataclass(config_class):
         raise UserError(f"the options of {whose} must be a dataclass, not {config_class!r}")
+    try:
+        typing.get_type_hints(config_class)
+    except Exception as problem:  # evaluating an annotation can raise anything
+        raise UserError(f"the types of {config_class.__name__} cannot be read: {problem}") from None
     for field in dataclasses.fields(config_class):
         if "help" not in field.metadata:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Span attention over groups of heads, as the door takes it, and the same head by head.
+"""Span attention over groups of heads, as all backends take it, and the same head by head.
 
 Shapes: as in longspan.kernels.span_attention.
 """
@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+
+from longspan.kernels.span_attention import AttentionContext
+
+Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, AttentionContext], Tensor]
 
 KINDS = {"none": (), "content": ("content",), "position": ("position",), "both": ("content", "position")}
 QUERY_TERMS = ("content_bias_HK", "position_bias_HK", "position_map_HKE")
@@ -87,12 +91,8 @@ def in_float64(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().double().requires_grad_() for name, tensor in tensors.items()}
 
 
-def together(function: Callable[..., Tensor], case: Case, tensors: dict[str, Tensor], **more: Any) -> Tensor:
-    """All heads at once, by a function with the signature of the door."""
-    return function(
-        tensors["q"],
-        tensors["k"],
-        tensors["v"],
+def context_of(case: Case, tensors: dict[str, Tensor], **more: Any) -> AttentionContext:
+    return AttentionContext(
         past=[tensors[f"past{number}"] for number in range(len(case.windows))],
         windows=case.flat_windows,
         position_keys=tensors.get("position_keys"),
@@ -102,6 +102,23 @@ def together(function: Callable[..., Tensor], case: Case, tensors: dict[str, Ten
         **case.options(tensors["q"].device.type),
         **more,
     )
+
+
+def together(function: Attend, case: Case, tensors: dict[str, Tensor], **more: Any) -> Tensor:
+    """All heads at once, in groups."""
+    return function(tensors["q"], tensors["k"], tensors["v"], context_of(case, tensors, **more))
+
+
+def with_keys(function: Attend) -> Callable[..., Tensor]:
+    """The same function for heads of one window, given keys and values of memory and block together."""
+
+    def attend(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, *, window: int, **given: Any) -> Tensor:
+        memory = k_BHSK.shape[2] - q_BHTK.shape[2]
+        past = torch.cat([x_BHSK[:, :, :memory].transpose(1, 2) for x_BHSK in (k_BHSK, v_BHSK)], dim=2)
+        context = AttentionContext(past=[past], windows=[window] * q_BHTK.shape[1], **given)
+        return function(q_BHTK, k_BHSK[:, :, memory:], v_BHSK[:, :, memory:], context)
+
+    return attend
 
 
 def keys_and_values(case: Case, tensors: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -117,27 +134,13 @@ def keys_and_values(case: Case, tensors: dict[str, Tensor]) -> list[tuple[Tensor
     return both
 
 
-def head_by_head(
-    function: Callable[..., Tensor], case: Case, tensors: dict[str, Tensor], windows: list[int]
-) -> Tensor:
-    """Every head alone, with these windows, by a function with the signature of `reference`."""
-    out = []
-    for head, (k_BSK, v_BSK) in enumerate(keys_and_values(case, tensors)):
-        one = slice(head, head + 1)
-        given: dict[str, Any] = {}
-        if case.positions != "none":
-            keys = tensors["position_keys"]
-            given["position_keys"] = keys[one] if case.positions == "per head" else keys
-        given |= {name: tensors[name][one] for name in QUERY_TERMS if name in tensors}
-        if case.num_persistent:
-            given["persistent"] = tensors["persistent_k"][one], tensors["persistent_v"][one]
-        if case.spans is not None:
-            given["spans_H"] = tensors["spans_H"][one]
-        given |= case.options(k_BSK.device.type)
-        out.append(
-            function(tensors["q"][:, one], k_BSK[:, None], v_BSK[:, None], window=windows[head], **given)
-        )
-    return torch.cat(out, dim=1)
+def head_by_head(function: Attend, case: Case, tensors: dict[str, Tensor], windows: list[int]) -> Tensor:
+    """Every head alone, with these windows."""
+    past = [
+        torch.stack([k, v], dim=2)[:, : k.shape[1] - case.block] for k, v in keys_and_values(case, tensors)
+    ]
+    context = replace(context_of(case, tensors), past=past, windows=windows)
+    return function(tensors["q"], tensors["k"], tensors["v"], context)
 
 
 def with_gradients(out: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

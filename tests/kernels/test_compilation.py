@@ -1,23 +1,18 @@
-"""The kernels compile for a GPU, wherever this runs: Triton brings its own assembler, NVRTC needs no GPU."""
+"""The kernels compile for a GPU, wherever this runs: Triton brings its own assembler."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-import re
 import subprocess
 import sys
-from importlib import metadata
 from typing import Any
 
 import pytest
 
-from longspan.kernels.span_attention import short
-
 pytest.importorskip("triton")
 
 KERNELS = ("forward_kernel", "query_gradient_kernel", "key_gradient_kernel", "persistent_gradient_kernel")
-PLACING = ("place_kernel", "gradient_kernel")
+QK_NORM_ROPE = ("forward_kernel", "gradient_kernel")
 NUMBERS = {"ramp": "fp32", "slope": "fp32", "scale": "fp32", "keep_scale": "fp32", "threshold": "i64"}
 POINTERS = {
     "LSE": "*fp32",
@@ -27,7 +22,13 @@ POINTERS = {
     "FILLED": "*i64",
     "SEED": "*i32",
 }
-POINTERS |= {"BIAS": "*fp32", "DBIAS": "*fp32", "DSPAN": "*fp32", "DSLOT_K": "*fp32", "DSLOT_V": "*fp32"}
+POINTERS |= {
+    "BIAS": "*fp32",
+    "DBIAS": "*fp32",
+    "DSPAN": "*fp32",
+    "DPERSISTENT_K": "*fp32",
+    "DPERSISTENT_V": "*fp32",
+}
 SIZES = ("B", "H", "T", "P")
 
 
@@ -40,12 +41,12 @@ def compile_kernel(name: str, *, everything: bool, keeps: bool) -> int:
     return _size_of(getattr(kernels, name), constants, POINTERS, everything)
 
 
-def compile_placing(name: str, *, everything: bool) -> int:
+def compile_qk_norm_rope(name: str, *, everything: bool) -> int:
     from longspan.kernels.qk_norm_rope import triton_kernels as kernels
 
     width = 64 if everything else 40
     constants = {"WIDTH": width, "E": width // 2, "BE": 32, "BT": 32, "EPSILON": 1e-6}
-    constants |= {"NORMED": everything, "TURNED": everything}
+    constants |= {"NORMED": everything, "ROTATED": everything}
     pointers = {"GAIN": "*fp32", "DGAIN": "*fp32", "FIRST": "*i64", "TURNS": "*fp64"}
     return _size_of(getattr(kernels, name), constants, pointers, everything)
 
@@ -57,7 +58,7 @@ def _size_of(kernel: Any, constants: dict[str, Any], pointers: dict[str, str], e
 
     signature, values = {}, {}
     for place, argument in enumerate(kernel.arg_names):
-        if argument in constants or argument.startswith(("HAS_", "FOLLOWS", "WHOLE_SLOTS")):
+        if argument in constants or argument.startswith(("HAS_", "FOLLOWS", "WHOLE_PERSISTENT")):
             signature[argument] = "constexpr"
             values[(place,)] = constants.get(argument, everything)
         elif argument.isupper() and argument not in SIZES:
@@ -76,30 +77,8 @@ def test_every_kernel_compiles(everything: bool, keeps: bool) -> None:
     program = (
         f"from {__name__} import *\n"
         f"for name in KERNELS: assert compile_kernel(name, everything={everything}, keeps={keeps})\n"
-        f"for name in PLACING: assert compile_placing(name, everything={everything})\n"
+        f"for name in QK_NORM_ROPE: assert compile_qk_norm_rope(name, everything={everything})\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-def nvrtc() -> ctypes.CDLL:
-    """That of the development tools, or else torch's."""
-    try:
-        installed = metadata.files("nvidia-cuda-nvrtc") or []
-    except metadata.PackageNotFoundError:
-        return short._compiler() or pytest.skip("needs NVRTC")
-    (library,) = (file for file in installed if re.fullmatch(r"libnvrtc\.so\.\d+", file.name))
-    return ctypes.CDLL(str(library.locate()))
-
-
-@pytest.mark.parametrize("half", ["bf16", "f16"])
-@pytest.mark.parametrize(("band", "first_distance", "drops"), [(128, 1, True), (32, 0, False)])
-def test_kernels_for_short_windows_compile(
-    band: int, first_distance: int, drops: bool, half: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(short, "_compiler", nvrtc)
-    options = short.compiler_options(band, first_distance, drops, half)
-    for file, names in short.FILES.items():
-        code = short._machine_code(file, ["--gpu-architecture=sm_90", *options])
-        assert all(f"short_{name}".encode() in code for name in names)

@@ -48,11 +48,12 @@ build(post_norm._relu_kernel, HAS_DROPOUT=True, BLOCK=2048)
 build(post_norm._relu_kernel, HAS_DROPOUT=True, BLOCK=2048, threshold=1)  # as Triton does with a 1
 build(post_norm._relu_gradient_kernel, BN=16, BE=256)
 build(post_norm._total_kernel, BP=64, BD=32)
-given = ("HAS_SPANS", "HAS_POSITIONS", "HAS_CONTENT_BIAS", "HAS_POSITION_BIAS", "HAS_SLOTS", "HAS_FILLED")
+given = ("HAS_SPANS", "HAS_POSITIONS", "HAS_CONTENT_BIAS", "HAS_POSITION_BIAS")
+given += ("HAS_PERSISTENT", "HAS_FILLED")
 everything = dict.fromkeys(given, True)
 build(decode_gpu._part_kernel, BN=64, FIRST=0, **everything, **sizes)
 nothing = dict.fromkeys(given, False) | dict.fromkeys(
-    ("MASK", "POSITION_KEYS", "CONTENT_BIAS", "POSITION_BIAS", "SLOT_K", "SLOT_V")
+    ("MASK", "POSITION_KEYS", "CONTENT_BIAS", "POSITION_BIAS", "PERSISTENT_K", "PERSISTENT_V")
 )
 build(decode_gpu._part_kernel, BN=64, FIRST=1, **nothing, **sizes)
 """

@@ -1,4 +1,4 @@
-"""One query per text, against the specification; and products of few rows."""
+"""One token after another on a CPU, against the specification; and products of few rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from longspan.kernels import span_attention as door
-from longspan.kernels.linear import FEW, linear
+from longspan.kernels.linear import SMALL_BATCH, linear
 from longspan.kernels.span_attention import eager, reference
 
 from .grouped import Case, head_by_head, tensors_of, together
@@ -18,7 +18,7 @@ from .test_dispatch import CASES
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_single_query_is_as_the_loops_say(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager, "span_attention", None)  # nobody else may do it
+    monkeypatch.setattr(eager, "span_attention", None)  # no other backend may do it
     case = replace(case, block=1)
     tensors = tensors_of(case)
     given = [max(windows) for windows in case.windows for _ in windows]
@@ -37,7 +37,7 @@ def test_what_lies_beyond_the_window_is_not_read() -> None:
         assert torch.equal(together(door.span_attention, case, tensors), expected)
 
 
-@pytest.mark.parametrize("rows", [(), (1, 1), (3, 2), (FEW,), (FEW + 1,), (0,)])
+@pytest.mark.parametrize("rows", [(), (1, 1), (3, 2), (SMALL_BATCH,), (SMALL_BATCH + 1,), (0,)])
 @pytest.mark.parametrize("outputs", [8, 7])
 @pytest.mark.parametrize("bias", [True, False])
 def test_products_of_few_rows(rows: tuple[int, ...], outputs: int, bias: bool) -> None:

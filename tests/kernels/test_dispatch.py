@@ -1,4 +1,4 @@
-"""The door to span attention, where it goes group by group in plain torch."""
+"""The entry point of span attention, where plain torch computes group by group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from longspan.kernels import span_attention as door
 from longspan.kernels.dispatch import forced
-from longspan.kernels.span_attention import eager, reference
+from longspan.kernels.span_attention import cpu, eager, reference
 
 from .grouped import Case, assert_near, head_by_head, tensors_of, together, with_gradients
 
@@ -89,6 +89,22 @@ def test_torch_itself_attends_to_whole_texts(name: str, own: bool, monkeypatch: 
     with forced("eager"):
         torch.testing.assert_close(together(door.span_attention, case, tensors), found)
     assert len(called) == own
+
+
+def test_a_path_is_forced_and_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    for backend in (eager, cpu):
+        monkeypatch.setattr(backend, "span_attention", lambda q, *_, b=backend: calls.append(b) or q)
+    monkeypatch.setattr(cpu, "takes", lambda *_: True)
+    case = CASES["one group"]
+    tensors = tensors_of(case)
+    together(door.span_attention, case, tensors)
+    with forced("eager"):
+        together(door.span_attention, case, tensors)
+        with forced(None):
+            together(door.span_attention, case, tensors)
+    together(door.span_attention, case, tensors)
+    assert calls == [cpu, eager, cpu, cpu]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -16,7 +16,7 @@ ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("more", [(), ("bias",), ("onto",), ("bias", "onto")], ids=str)
-@pytest.mark.parametrize("rows", [1, linear.VERY_FEW])
+@pytest.mark.parametrize("rows", [1, linear.GEMV_ROWS])
 @pytest.mark.parametrize(("outputs", "width"), [(5, 7), (16, 96), (3, 200)])
 def test_it_is_the_product(
     outputs: int,
@@ -48,7 +48,7 @@ def test_it_is_the_product(
     torch.testing.assert_close(found.double(), expected, rtol=ROUNDING[dtype], atol=10 * ROUNDING[dtype])
 
 
-@pytest.mark.parametrize("rows", [1, linear.VERY_FEW, linear.VERY_FEW + 1])
+@pytest.mark.parametrize("rows", [1, linear.GEMV_ROWS, linear.GEMV_ROWS + 1])
 def test_a_fixed_product_is_added_to_what_there_is(rows: int) -> None:
     torch.manual_seed(0)
     x, weight, bias, onto = (

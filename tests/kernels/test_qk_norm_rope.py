@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from longspan.kernels import qk_norm_rope
-from longspan.kernels.qk_norm_rope import Placed, eager, reference
+from longspan.kernels.qk_norm_rope import QKV, eager, reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BASE = 50.0
@@ -19,19 +19,21 @@ OPTIONS = list(itertools.product([True, False], repeat=3))
 
 
 @pytest.fixture(params=["eager", "triton"])
-def place(request):
+def transform(request):
     if request.param == "eager":
-        return eager.place
-    return pytest.importorskip("longspan.kernels.qk_norm_rope.triton_kernels", reason="needs Triton").place
+        return eager.qk_norm_rope
+    return pytest.importorskip(
+        "longspan.kernels.qk_norm_rope.triton_kernels", reason="needs Triton"
+    ).qk_norm_rope
 
 
 def inputs(
-    shape: tuple[int, ...], *, queries: bool = True, normed: bool = True, turned: bool = True
+    shape: tuple[int, ...], *, queries: bool = True, normed: bool = True, rotated: bool = True
 ) -> tuple[Tensor, int, Tensor | None, Tensor | None, float]:
     batch, block, heads, width = shape
     rows = torch.randn(batch, block, (2 + queries) * heads, width, device=DEVICE)
     gain = 1 + 0.3 * torch.randn(heads, device=DEVICE) if normed else None
-    first = torch.tensor([0, 7, 10**9][:batch], device=DEVICE) if turned else None
+    first = torch.tensor([0, 7, 10**9][:batch], device=DEVICE) if rotated else None
     return rows, heads, gain, first, BASE
 
 
@@ -46,112 +48,120 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(("queries", "normed", "turned"), OPTIONS)
-def test_it_is_the_loops(place, shape: tuple[int, ...], queries: bool, normed: bool, turned: bool) -> None:
-    given = inputs(shape, queries=queries, normed=normed, turned=turned)
-    for found, expected in zip(place(*given), reference.place(*exact(*given)), strict=True):
+@pytest.mark.parametrize(("queries", "normed", "rotated"), OPTIONS)
+def test_it_is_the_loops(
+    transform, shape: tuple[int, ...], queries: bool, normed: bool, rotated: bool
+) -> None:
+    given = inputs(shape, queries=queries, normed=normed, rotated=rotated)
+    for found, expected in zip(transform(*given), reference.qk_norm_rope(*exact(*given)), strict=True):
         close(found, expected)
 
 
-def gradients(place, given, upstream: list[Tensor | None]) -> tuple[Tensor, ...]:
+def gradients(transform, given, upstream: list[Tensor | None]) -> tuple[Tensor, ...]:
     """Of the rows, and of the gains if there are any, where these gradients come from above."""
     leaves = [tensor.requires_grad_() for tensor in (given[0], given[2]) if tensor is not None]
-    pairs = [(x, dx.to(x)) for x, dx in zip(place(*given), upstream, strict=True) if dx is not None]
+    pairs = [(x, dx.to(x)) for x, dx in zip(transform(*given), upstream, strict=True) if dx is not None]
     results, above = zip(*pairs, strict=True)
     return torch.autograd.grad(results, leaves, above, materialize_grads=True)
 
 
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
-@pytest.mark.parametrize(("queries", "normed", "turned"), OPTIONS)
-def test_the_gradients(place, shape, queries: bool, normed: bool, turned: bool) -> None:
-    given = inputs(shape, queries=queries, normed=normed, turned=turned)
-    upstream = [*(torch.randn_like(x) for x in place(*given)[:3]), None]
-    expected = gradients(eager.place, exact(*given), upstream)
-    for found, wanted in zip(gradients(place, given, upstream), expected, strict=True):
+@pytest.mark.parametrize(("queries", "normed", "rotated"), OPTIONS)
+def test_the_gradients(transform, shape, queries: bool, normed: bool, rotated: bool) -> None:
+    given = inputs(shape, queries=queries, normed=normed, rotated=rotated)
+    upstream = [*(torch.randn_like(x) for x in transform(*given)[:3]), None]
+    expected = gradients(eager.qk_norm_rope, exact(*given), upstream)
+    for found, wanted in zip(gradients(transform, given, upstream), expected, strict=True):
         close(found, wanted)
 
 
-def test_what_is_remembered_has_a_gradient_too(place) -> None:
+def test_what_is_remembered_has_a_gradient_too(transform) -> None:
     given = inputs((2, 9, 3, 8))
-    upstream = [torch.randn_like(x) for x in place(*given)]
-    expected = gradients(eager.place, exact(*given), upstream)
-    for found, wanted in zip(gradients(place, given, upstream), expected, strict=True):
+    upstream = [torch.randn_like(x) for x in transform(*given)]
+    expected = gradients(eager.qk_norm_rope, exact(*given), upstream)
+    for found, wanted in zip(gradients(transform, given, upstream), expected, strict=True):
         close(found, wanted)
 
 
-def test_what_nobody_used_has_no_gradient(place) -> None:
+def test_what_nobody_used_has_no_gradient(transform) -> None:
     given = inputs((2, 9, 3, 8))
     upstream = [None, None, None, torch.randn(2, 9, 6, 8)]
-    rows, gain = gradients(place, given, upstream)
+    rows, gain = gradients(transform, given, upstream)
     assert not rows[:, :, :3].any()
     assert rows[:, :, 3:].all()
     assert not gain.any()
 
 
-def test_a_head_of_odd_width_may_be_normed(place) -> None:
-    given = inputs((2, 5, 2, 7), turned=False)
-    for found, expected in zip(place(*given), reference.place(*exact(*given)), strict=True):
+def test_a_head_of_odd_width_may_be_normed(transform) -> None:
+    given = inputs((2, 5, 2, 7), rotated=False)
+    for found, expected in zip(transform(*given), reference.qk_norm_rope(*exact(*given)), strict=True):
         close(found, expected)
 
 
-def test_rows_may_lie_anywhere(place) -> None:
+def test_rows_may_lie_anywhere(transform) -> None:
     rows, *others = inputs((2, 9, 2, 8))
-    expected = place(rows, *others)
+    expected = transform(rows, *others)
     packed = torch.randn(2, 9, 8, 8, device=DEVICE)
     packed[:, :, 1:7] = rows
     by_position = rows.transpose(0, 1).contiguous().transpose(0, 1)
     for same in (packed[:, :, 1:7], by_position, rows.mT.contiguous().mT):
-        for found, wanted in zip(place(same, *others), expected, strict=True):
+        for found, wanted in zip(transform(same, *others), expected, strict=True):
             close(found, wanted, 1e-6)
     upstream = [torch.randn_like(x) for x in expected]
-    wanted = gradients(place, (rows, *others), upstream)
+    wanted = gradients(transform, (rows, *others), upstream)
     aslant = [x.mT.contiguous().mT for x in upstream]
-    for found, same in zip(gradients(place, (by_position.detach(), *others), aslant), wanted, strict=True):
+    for found, same in zip(
+        gradients(transform, (by_position.detach(), *others), aslant), wanted, strict=True
+    ):
         close(found, same, 1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_full(place, dtype: torch.dtype) -> None:
+def test_half_precision_is_computed_in_full(transform, dtype: torch.dtype) -> None:
     rows, *others = inputs((2, 9, 3, 8))
     rows = rows.to(dtype)
     tolerance = 4 * torch.finfo(dtype).eps
-    found, expected = place(rows, *others), eager.place(rows.float(), *others)
+    found, expected = transform(rows, *others), eager.qk_norm_rope(rows.float(), *others)
     upstream = [torch.randn_like(x) for x in found]
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == dtype
         close(one, other, tolerance)
-    wanted = gradients(eager.place, (rows.float(), *others), upstream)
-    drows, dgain = gradients(place, (rows, *others), upstream)
+    wanted = gradients(eager.qk_norm_rope, (rows.float(), *others), upstream)
+    drows, dgain = gradients(transform, (rows, *others), upstream)
     assert (drows.dtype, dgain.dtype) == (dtype, torch.float32)
     close(drows, wanted[0], 4 * tolerance)
     close(dgain, wanted[1], 16 * tolerance)
 
 
-def test_nothing_is_placed_nowhere(place) -> None:
-    q, k, v, kv = place(*inputs((2, 0, 3, 8)))
+def test_nothing_stays_nothing(transform) -> None:
+    q, k, v, kv = transform(*inputs((2, 0, 3, 8)))
     assert q.shape == k.shape == v.shape == (2, 0, 3, 8)
     assert kv.shape == (2, 0, 6, 8)
 
 
 def test_what_is_remembered_lies_position_by_position() -> None:
     """Only on a GPU does it matter."""
-    place = pytest.importorskip("longspan.kernels.qk_norm_rope.triton_kernels", reason="needs Triton").place
-    assert place(*inputs((2, 5, 3, 8))).kv_BTXK.transpose(0, 1).is_contiguous()
+    transform = pytest.importorskip(
+        "longspan.kernels.qk_norm_rope.triton_kernels", reason="needs Triton"
+    ).qk_norm_rope
+    assert transform(*inputs((2, 5, 3, 8))).kv_BTXK.transpose(0, 1).is_contiguous()
 
 
-def through_the_door(given) -> Placed:
+def through_the_entry_point(given) -> QKV:
     rows, heads, gain, first, base = given
-    return qk_norm_rope.place(rows, heads, gain_H=gain, first_B=first, base=base)
+    return qk_norm_rope.qk_norm_rope(rows, heads, gain_H=gain, first_B=first, base=base)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 def test_the_door_picks_the_kernels_on_a_gpu() -> None:
     given = inputs((2, 9, 3, 8))
-    assert torch.equal(through_the_door(given).q_BTHK, qk_norm_rope._gpu_backend().place(*given).q_BTHK)
+    assert torch.equal(
+        through_the_entry_point(given).q_BTHK, qk_norm_rope._gpu_backend().qk_norm_rope(*given).q_BTHK
+    )
     double = given[0].double(), *given[1:]
-    assert torch.equal(through_the_door(double).q_BTHK, eager.place(*double).q_BTHK)
+    assert torch.equal(through_the_entry_point(double).q_BTHK, eager.qk_norm_rope(*double).q_BTHK)
 
 
 def test_the_door_is_plain_torch_elsewhere() -> None:
     given = [x.cpu() if isinstance(x, Tensor) else x for x in inputs((2, 9, 3, 8))]
-    assert torch.equal(through_the_door(given).q_BTHK, eager.place(*given).q_BTHK)
+    assert torch.equal(through_the_entry_point(given).q_BTHK, eager.qk_norm_rope(*given).q_BTHK)

@@ -1,4 +1,4 @@
-"""Every path of span attention against the loops of reference.py: values and all gradients, in float64."""
+"""Span attention in plain torch against the loops of reference.py: values and gradients, in float64."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from torch import Tensor
 
 from longspan.kernels import span_attention as door
 from longspan.kernels.span_attention import eager, head_groups, reference, soft_mask
-from longspan.kernels.span_attention.eager import span_attention
 from longspan.kernels.span_attention.mask import EPSILON
+
+from .grouped import with_keys
+
+span_attention, loops = with_keys(eager.span_attention), with_keys(reference.span_attention)
 
 BIASES = st.sampled_from([(), ("content",), ("position",), ("content", "position")])
 
@@ -56,7 +59,7 @@ def inputs(
 
 
 def arguments(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Slots go in as a pair."""
+    """Keys and values of persistent vectors go in as a pair."""
     named: dict[str, Any] = {
         name: tensor for name, tensor in tensors.items() if not name.startswith("persistent")
     }
@@ -98,7 +101,7 @@ def test_eager_path_equals_the_loops(
     spans = data.draw(st.lists(span, min_size=heads, max_size=heads)) if learned else None
     tensors = inputs(batch, heads, block, memory, 2, window, spans, num_persistent)
     options = {"window": window, "ramp": ramp, "renormalise": renormalise, "first_distance": first}
-    expected = reference.span_attention(**arguments(tensors), **options)
+    expected = loops(**arguments(tensors), **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(eager, "CHUNK", chunk)
         found = span_attention(**arguments(tensors), **options)
@@ -130,7 +133,7 @@ def test_memory_that_is_not_yet_filled_and_positions_of_each_head(
     tensors = inputs(2, heads, block, memory, 2, window, spans, num_persistent, positions, biases)
     options = {"window": window, "ramp": 2, "renormalise": renormalise}
     options |= {"first_distance": 0, "filled_B": torch.tensor(filled)}
-    expected = reference.span_attention(**arguments(tensors), **options)
+    expected = loops(**arguments(tensors), **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(eager, "CHUNK", chunk)
         found = span_attention(**arguments(tensors), **options)
@@ -156,7 +159,7 @@ def test_without_positions():
     tensors = inputs(2, 2, 5, 4, 3, 6, [2.5, 0.0])
     del tensors["position_keys"]
     options = {"window": 6, "ramp": 2}
-    expected = reference.span_attention(**tensors, **options)
+    expected = loops(**tensors, **options)
     found = span_attention(**tensors, **options)
     torch.testing.assert_close(found, expected)
     found_gradients = gradients(found, tensors)
@@ -170,7 +173,7 @@ def test_a_bias_of_the_content_learns_nothing_from_positions():
     options = {"window": 6, "ramp": 2}
     bias = {"content_bias_HK": tensors["content_bias_HK"]}
     fixed = {name: tensor.detach() for name, tensor in tensors.items()} | bias
-    expected = gradients(reference.span_attention(**tensors, **options), bias)
+    expected = gradients(loops(**tensors, **options), bias)
     found = gradients(span_attention(**fixed, **options), bias)
     torch.testing.assert_close(found, expected)
 
@@ -193,7 +196,7 @@ def test_tiny_mass_inside_the_span_shows_the_epsilon():
 
 
 def test_not_renormalised_the_mask_takes_weight_away():
-    """Two distances and a slot with the same score: of three thirds the mask leaves one and a half."""
+    """Two distances and a persistent vector of one score: of three thirds the mask leaves one and a half."""
     ones = torch.ones(1, 1, 3, 1, dtype=torch.float64)
     persistent = torch.zeros(1, 1, 1, dtype=torch.float64), torch.full((1, 1, 1), 10.0, dtype=torch.float64)
     span = torch.tensor([0.0], dtype=torch.float64)

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from longspan.kernels import compiler
 from longspan.kernels import span_attention as door
 from longspan.kernels.dispatch import forced
-from longspan.kernels.span_attention import cpu, reference, soft_mask
+from longspan.kernels.span_attention import AttentionContext, cpu, reference, soft_mask
 from longspan.kernels.span_attention.mask import EPSILON
 
 from .grouped import (
@@ -66,14 +65,6 @@ CASES = {
 }
 
 
-def attend(*args: Tensor, **given: Any) -> Tensor:
-    """With the signature of the door, by compiled code only."""
-    assert given.pop("renormalise")
-    unknown = ("persistent", "content_bias_HK", "position_bias_HK", "position_map_HKE")
-    assert all(given.pop(name) is None for name in unknown)
-    return cpu.span_attention(*args, **{"filled_B": None, "dropout": 0.0} | given)
-
-
 def as_it_should_be(case: Case, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Without spans heads of a group look equally far."""
     exact, windows = in_float64(tensors), case.flat_windows
@@ -85,7 +76,7 @@ def as_it_should_be(case: Case, tensors: dict[str, Tensor]) -> dict[str, Tensor]
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_compiled_code_equals_the_loops(case):
     tensors = tensors_of(case, torch.float32)
-    found = with_gradients(together(attend, case, tensors), tensors)
+    found = with_gradients(together(cpu.span_attention, case, tensors), tensors)
     assert_near(found, as_it_should_be(case, tensors), TOLERANCE)
 
 
@@ -124,7 +115,7 @@ def test_any_shape_equals_the_loops(groups, block, batch, reach, width, position
         filled=None if filled is None else tuple(filled),
     )
     tensors = tensors_of(case, torch.float32)
-    found = with_gradients(together(attend, case, tensors), tensors)
+    found = with_gradients(together(cpu.span_attention, case, tensors), tensors)
     assert_near(found, as_it_should_be(case, tensors), OF_A_SUM_THAT_CANCELS)
 
 
@@ -143,7 +134,7 @@ def test_a_processor_with_narrower_vectors_computes_the_same():
         pytest.skip("this processor has no wide vectors that could be left out")
     for case in CASES.values():
         tensors = tensors_of(case, torch.float32)
-        found = with_gradients(together(attend, case, tensors), tensors)
+        found = with_gradients(together(cpu.span_attention, case, tensors), tensors)
         assert_near(found, as_it_should_be(case, tensors), TOLERANCE)
 
 
@@ -151,7 +142,7 @@ def test_the_door_takes_it_and_a_shorter_window_is_enough_for_a_span():
     case = CASES["shared positions and spans, more than a chunk"]
     tensors = tensors_of(case, torch.float32)
     found = with_gradients(together(door.span_attention, case, tensors), tensors)
-    alone = with_gradients(together(attend, case, tensors), tensors)
+    alone = with_gradients(together(cpu.span_attention, case, tensors), tensors)
     with forced("eager"):
         grouped = with_gradients(together(door.span_attention, case, tensors), tensors)
     assert all(torch.equal(found[name], alone[name]) for name in found)
@@ -189,10 +180,9 @@ def test_what_it_does_not_know_is_left_to_plain_torch(case):
 @pytest.mark.parametrize("name", ["k", "v", "past0"])
 def test_other_numbers_are_left_to_plain_torch(name):
     tensors = tensors_of(CASES["no memory"], torch.float32)
-    others = [tensors[other].bfloat16() if other == name else tensors[other] for other in ("k", "v", "past0")]
-    *both, past = others
-    assert cpu.takes(tensors["q"], tensors["k"], tensors["v"], [tensors["past0"]], None)
-    assert not cpu.takes(tensors["q"], *both, [past], None)
+    assert together(cpu.takes, CASES["no memory"], tensors)
+    others = tensors | {name: tensors[name].bfloat16()}
+    assert not together(cpu.takes, CASES["no memory"], others)
 
 
 @pytest.mark.parametrize(
@@ -209,13 +199,15 @@ def test_what_does_not_fit_is_refused_before_it_is_read(wrong, named):
     case = CASES["no memory"]
     tensors = tensors_of(case, torch.float32)
     with pytest.raises(ValueError, match=named):
-        together(attend, case, tensors | {name: torch.zeros(shape) for name, shape in wrong.items()})
+        together(
+            cpu.span_attention, case, tensors | {name: torch.zeros(shape) for name, shape in wrong.items()}
+        )
 
 
 def test_a_memory_that_is_not_filled_needs_queries_that_see_themselves():
     case = replace(CASES["unfilled memory"], first_distance=1)
     with pytest.raises(ValueError, match="first_distance must be 0"):
-        together(attend, case, tensors_of(case, torch.float32))
+        together(cpu.span_attention, case, tensors_of(case, torch.float32))
 
 
 def kept_places(batch: int, heads: int, block: int, window: int, dropout: float, seed: int) -> Tensor:
@@ -233,7 +225,7 @@ def test_dropout_replayed():
     case = Case(windows=((20, 20),), reaches=(20,), block=35, width=16, spans=(5.0, 12.25))
     tensors, dropout = tensors_of(case, torch.float32), 0.25
     torch.manual_seed(3)
-    found = with_gradients(together(attend, case, tensors, dropout=dropout), tensors)
+    found = with_gradients(together(cpu.span_attention, case, tensors, dropout=dropout), tensors)
     torch.manual_seed(3)
     seed = int(torch.randint(2**31, (1,)))
     kept = kept_places(case.batch, 2, case.block, 20, dropout, seed) / (1 - dropout)
@@ -257,8 +249,8 @@ def test_dropout_keeps_its_share():
     q, k = torch.randn(2, 4, 4, 512, 16).mul(0.1)
     ones = torch.ones(4, 4, 512, 16)
     past = [torch.cat([torch.zeros(4, window, 4, 16), torch.ones(4, window, 4, 16)], dim=2)]
-    given = {"position_keys": None, "filled_B": None, "spans_H": None, "ramp": 1, "first_distance": 1}
-    out = cpu.span_attention(q, k, ones, past=past, windows=[window] * 4, dropout=dropout, **given)
+    context = AttentionContext(past=past, windows=[window] * 4, dropout=dropout)
+    out = cpu.span_attention(q, k, ones, context)
     sums = out[..., 0].double()
     deviation = (dropout / (1 - dropout) / window) ** 0.5  # of one query, its weights being nearly alike
     assert abs(sums.mean() - 1) < 4 * deviation / sums.numel() ** 0.5
@@ -272,7 +264,7 @@ def test_threads_do_not_change_a_bit():
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             torch.manual_seed(0)
-            results.append(with_gradients(together(attend, case, tensors, dropout=0.2), tensors))
+            results.append(with_gradients(together(cpu.span_attention, case, tensors, dropout=0.2), tensors))
     finally:
         torch.set_num_threads(1)
     for other in results[1:]:
@@ -282,9 +274,9 @@ def test_threads_do_not_change_a_bit():
 def test_nothing_is_kept_for_gradients_that_nobody_wants():
     case = CASES["no memory"]
     tensors = tensors_of(case, torch.float32)
-    expected = together(attend, case, tensors)
+    expected = together(cpu.span_attention, case, tensors)
     with torch.no_grad():
-        found = together(attend, case, tensors)
+        found = together(cpu.span_attention, case, tensors)
     assert expected.grad_fn is not None
     assert found.grad_fn is None
     assert torch.equal(found, expected)
@@ -295,7 +287,7 @@ def test_what_is_no_number_stays_none():
     tensors = tensors_of(case, torch.float32)
     with torch.no_grad():
         tensors["q"][0, 1, 7, 3] = torch.nan
-        out = together(attend, case, tensors)
+        out = together(cpu.span_attention, case, tensors)
     assert out[0, 1, 7].isnan().all()
     assert out.isnan().sum() == case.width
 
@@ -306,15 +298,15 @@ def test_without_any_score_there_is_no_number():
     with torch.no_grad():
         tensors["position_keys"].fill_(-torch.inf)
         tensors["q"].abs_()
-        assert together(attend, case, tensors).isnan().all()
+        assert together(cpu.span_attention, case, tensors).isnan().all()
 
 
 def test_scores_of_any_size():
     """The softmax of scores far apart is all on one key, without overflow."""
     q, k, v = torch.randn(3, 1, 1, 9, 16).unbind(0)
     past = [torch.randn(1, 9, 2, 16)]
-    given = {"position_keys": None, "filled_B": None, "spans_H": None, "ramp": 1, "first_distance": 0}
-    out = cpu.span_attention(1e4 * q, k, v, past=past, windows=[9], dropout=0.0, **given)
+    context = AttentionContext(past=past, windows=[9], first_distance=0)
+    out = cpu.span_attention(1e4 * q, k, v, context)
     all_k = torch.cat([past[0][:, :, 0], k[:, 0]], dim=1)[0]
     all_v = torch.cat([past[0][:, :, 1], v[:, 0]], dim=1)[0]
     for t in range(9):
@@ -337,6 +329,15 @@ def test_compiled_once(monkeypatch):
     assert [path.stat().st_mtime_ns for path in folder.iterdir()] == [stamp]
     assert library(monkeypatch, CXXFLAGS="-O1") is not None  # which makes another
     assert len(list(folder.iterdir())) == 2
+
+
+def test_asking_for_a_compiler_compiles_nothing(monkeypatch):
+    assert cpu.can_compile()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert not cpu.can_compile()
+    monkeypatch.setenv("CXX", "'not closed")
+    assert not cpu.can_compile()
+    assert not list(compiler.home().rglob("*.so"))
 
 
 def test_without_a_compiler_there_is_nothing(monkeypatch):

@@ -8,18 +8,16 @@ import torch
 from longspan import generation
 from longspan.generation import Decoder
 from longspan.kernels import gemv, linear, span_attention
-from longspan.kernels.linear import VERY_FEW
-from longspan.kernels.span_attention import decode_gpu, gpu
-from longspan.layers import span_step
+from longspan.kernels.linear import GEMV_ROWS
+from longspan.kernels.span_attention import AttentionContext, decode_cpu, decode_gpu, gpu
 from longspan.layers.attention import Attention
-from longspan.layers.span_step import SpanStep, step_groups
 from longspan.models import Stack
 from longspan.state import State
 
 from .test_contract import NAMES, VARIANTS, VOCABULARY, equal, make, random_tokens, snapshot, warm_state
 
 
-@pytest.mark.parametrize("batch", [1, VERY_FEW + 1])
+@pytest.mark.parametrize("batch", [1, GEMV_ROWS + 1])
 @pytest.mark.parametrize("variant", sorted(NAMES))
 def test_reads_what_the_model_reads(variant: str, batch: int) -> None:
     model = make(variant)
@@ -127,19 +125,19 @@ def test_the_edge_of_a_span_is_exact_in_half_precision() -> None:
     torch.manual_seed(0)
     window, edge = 320, 300.0
     past, q, k, v = torch.randn(1, window, 2, 8), *(torch.randn(1, 1, 8) for _ in range(3))
-    given = dict.fromkeys(("position_keys", "content_bias_HK", "position_bias_HK", "filled_B", "persistent"))
-    options = {"ramp": 16, "renormalise": True, "first_distance": 1, "windows": [window]}
     spans = torch.tensor([edge])
     found, expected = (
-        decode_gpu.OneToken(past=[past], spans_H=spans_H, **given, **options).attend(q, k, v)
+        decode_gpu.OneToken(AttentionContext(past=[past], windows=[window], spans_H=spans_H, ramp=16)).attend(
+            q, k, v
+        )
         for spans_H in (spans.bfloat16(), spans)
     )
     torch.testing.assert_close(found, expected)
 
 
 def test_what_is_remembered_moves_and_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(span_step, "ROOM", 3)
-    monkeypatch.setattr(span_step, "GROUP", 0)  # every window on its own
+    monkeypatch.setattr(decode_cpu, "ROOM", 3)
+    monkeypatch.setattr(decode_cpu, "GROUP", 0)  # every window on its own
     model = make("adaptive-span")
     assert isinstance(model, Stack)
     state = model.initial_state(2)
@@ -150,12 +148,16 @@ def test_what_is_remembered_moves_and_does_not_grow(monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(decoder.read(tokens_B1), expected_BTV[:, 0], rtol=1e-8, atol=1e-9)
 
 
-def test_learned_spans_take_the_short_way() -> None:
-    model = make("adaptive-span")
-    assert isinstance(model, Stack)
-    state = model.initial_state(1).branch("blocks").branch("0")
-    with torch.no_grad():
-        assert isinstance(model.blocks[0].step_from(state), SpanStep)
+CARRIED = ("sha-rnn", "gpt", "transformer-xl, from zeros, pre-norm")
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if not name.startswith(CARRIED)])
+def test_on_a_cpu_steps_keep_a_past_of_their_own(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They read as many single tokens as there are, and `forward` of attention none."""
+    model = make(variant)
+    decoder = Decoder(model, warm_state(model, 1))
+    monkeypatch.setattr(Attention, "forward", None)
+    decoder.read(random_tokens(1, 1))
 
 
 def test_two_decoders_go_on_from_one_state() -> None:
@@ -169,7 +171,8 @@ def test_two_decoders_go_on_from_one_state() -> None:
 
 
 def test_heads_are_kept_apart_only_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(span_step, "GROUP", 100)
-    assert step_groups([160, 16, 40, 900, 128]) == [[1, 2], [4, 0], [3]]
-    assert step_groups([10, 120, 10]) == [[0, 2], [1]]
-    assert step_groups([7]) == [[0]]
+    monkeypatch.setattr(decode_cpu, "GROUP", 100)
+    assert decode_cpu.head_groups([160, 16, 40, 900, 128]) == [[1, 2], [4, 0], [3]]
+    assert decode_cpu.head_groups([10, 120, 10]) == [[0, 2], [1]]
+    assert decode_cpu.head_groups([7]) == [[0]]
+    assert decode_cpu.head_groups([7, 9, 7, 9], [1, 2, 2, 1]) == [[0, 3], [2, 1]]

@@ -43,13 +43,13 @@ def test_heads_together_have_their_keys_and_then_their_values() -> None:
     memory = kv_cache.empty(torch.zeros((), dtype=torch.float64), B, caps, 0, K)
     memory = kv_cache.appended(memory, positions(0, 9, 3), caps, 9)
     rows = kv_cache.by_head(memory, caps)
-    together = kv_cache.of_group([rows[0], rows[2]], 4)
+    together = kv_cache._of_group([rows[0], rows[2]], 4)
     assert torch.equal(together, positions(5, 9, 3)[:, :, [0, 2, 3, 5]])
 
 
 def test_a_head_alone_is_not_copied() -> None:
     memory = torch.randn(5, B, 2, K).transpose(0, 1)
-    alone = kv_cache.of_group(kv_cache.by_head(memory, [2, 3])[1:], 9)
+    alone = kv_cache._of_group(kv_cache.by_head(memory, [2, 3])[1:], 9)
     assert alone.data_ptr() == memory[:, 2:].data_ptr()
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from longspan.config import ModernConfig, SpanConfig
 from longspan.flops import Shape, flops
 from longspan.kernels import span_attention as door
-from longspan.kernels.qk_norm_rope import place
+from longspan.kernels.qk_norm_rope import qk_norm_rope
 from longspan.layers.feed_forward import squared_relu
 from longspan.layers.short_convolution import ShortConvolution
 from longspan.models import LanguageModel, Stack, build
@@ -48,7 +48,7 @@ def text(length: int, batch: int = 2) -> Tensor:
 def placed(x: Tensor, first: Tensor, base: float = 10000.0) -> Tensor:
     """Keys at their positions."""
     rows = torch.cat([x, torch.zeros_like(x)], dim=2)
-    return place(rows, x.shape[2], first_B=first, base=base).k_BTHK
+    return qk_norm_rope(rows, x.shape[2], first_B=first, base=base).k_BTHK
 
 
 class TestRotary:
@@ -173,7 +173,7 @@ def test_compiled_it_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = read(model)
     monkeypatch.setattr(torch, "compile", without_code_generation)
     model.compile()
-    assert compiled.count("Attention._normed") == compiled.count("Attention._joined") == 2
+    assert compiled.count("AttentionHeads._normed") == compiled.count("AttentionHeads._add_residual") == 2
     assert "RMSNorm.forward" in compiled
     for found, wanted in zip(read(model), expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.02)
@@ -259,7 +259,7 @@ class TestMemories:
 
     def test_kernels_that_cut_windows_themselves_give_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """On a GPU all heads run at once over what each remembers; here Triton's interpreter does."""
-        fused = pytest.importorskip("longspan.kernels.span_attention.gpu", reason="needs Triton")
+        gpu = pytest.importorskip("longspan.kernels.span_attention.gpu", reason="needs Triton")
         span = SpanConfig(limit=40, limit_shortest=5, ramp=4, start=0.6, memory="full")
         model = lively(dataclasses.replace(CONFIG, memory="keys-values", num_layers=1, span=span)).float()
         weights = torch.randn(2, 60, D)
@@ -276,9 +276,9 @@ class TestMemories:
         expected = read()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if device.type == "cpu":
-            monkeypatch.setattr(door, "_gpu_backend", lambda x, head_width: fused)
+            monkeypatch.setattr(door, "_gpu_backend", lambda x, head_width: gpu)
         model.to(device)
-        assert model.blocks[0]._windows_are_cut_later(torch.zeros(1, device=device))
+        assert model.blocks[0]._backend_cuts_windows(torch.zeros(1, device=device))
         for found, value in zip(read(), expected, strict=True):
             torch.testing.assert_close(found.cpu(), value, rtol=1e-4, atol=1e-4)
 

@@ -110,7 +110,7 @@ def test_gradients_that_lie_elsewhere_are_joined(order: tuple[int, int]) -> None
 
 def test_attention_through_the_kernels_equals_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """With heads of three groups: their rows, their memory and their distances, forward and backward."""
-    fused = pytest.importorskip("longspan.kernels.span_attention.gpu", reason="needs Triton")
+    gpu = pytest.importorskip("longspan.kernels.span_attention.gpu", reason="needs Triton")
     if torch.cuda.is_available():
         pytest.skip("Triton's interpreter is for machines without a GPU")
     limit, spans = 320, [150.0, 3.0, 280.0, 9.0]
@@ -130,5 +130,5 @@ def test_attention_through_the_kernels_equals_plain_torch(monkeypatch: pytest.Mo
         return [*outputs, *gradients(outputs, inputs)]
 
     expected = run()
-    monkeypatch.setattr(door, "_gpu_backend", lambda x, head_width: fused)
+    monkeypatch.setattr(door, "_gpu_backend", lambda x, head_width: gpu)
     torch.testing.assert_close(run(), expected, rtol=1e-4, atol=1e-5)

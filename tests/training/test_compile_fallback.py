@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 
-from longspan.kernels.compile_fallback import CompileFallback
+from longspan.compile_fallback import CompileFallback
 from longspan.training import train
 
 from .runs import outcome, small_config

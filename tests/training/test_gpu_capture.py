@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from longspan.config import AdaptiveSpanConfig, ShaRnnConfig, SpanConfig
+from longspan.cuda_graphs import capture
 from longspan.generation import Decoder
-from longspan.kernels.cuda_graphs import capture
 from longspan.models import LanguageModel, build
 from longspan.training.graphs import STEADY
 from longspan.training.step import Updater

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +27,7 @@ class Run:
         """Everything that decided what was trained."""
         return self._folder.config
 
-    @cached_property
+    @property
     def final(self) -> dict[str, Any] | None:
         """The last line of metrics: under `valid` and `test` the scores of the best weights.
 

@@ -40,6 +40,6 @@ def ways_for(model: LanguageModel, device: torch.device) -> list[Way]:
     if not any(isinstance(module, Attention) for module in model.modules()):
         return [Way("fast", "the only path: the model has no span attention")]
     return [
-        Way("reference", "all heads of a layer padded to its longest window", "padded"),
-        Way("fast", "every head over its own window"),
+        Way("reference", "plain torch, heads with similar windows together", "eager"),
+        Way("fast", "C++ where it is supported, every head over its own window"),
     ]

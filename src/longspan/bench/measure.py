@@ -15,11 +15,11 @@ from longspan.bench.figures import Decoding, Figures, Steps, Work
 from longspan.bench.machine import matrix_rate, reading_seconds, seconds_of, watch_memory
 from longspan.bench.spans import learned_spans, set_profile
 from longspan.bench.training import Training
+from longspan.compile_fallback import CompileFallback
 from longspan.config import RunConfig
 from longspan.errors import UserError
 from longspan.flops import Shape
 from longspan.generation import generate
-from longspan.kernels.compile_fallback import CompileFallback
 from longspan.models import LanguageModel, build_run
 from longspan.runs.auto_options import resolved
 from longspan.training.graphs import STEADY

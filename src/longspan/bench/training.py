@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from longspan.bench.bench_paths import Way
+from longspan.compile_fallback import CompileFallback
 from longspan.config import RunConfig
-from longspan.kernels.compile_fallback import CompileFallback
 from longspan.models import LanguageModel
 from longspan.optim import build_optimizers, compile_updates, set_rate
 from longspan.state import State

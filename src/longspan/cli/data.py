@@ -43,7 +43,7 @@ def register(subparsers: Any) -> None:
 
 
 def list_corpora(args: argparse.Namespace) -> None:
-    from longspan.data import corpora, registry
+    from longspan.data import corpora, named_paths
     from longspan.registry import CORPORA
 
     rows = []
@@ -55,7 +55,7 @@ def list_corpora(args: argparse.Namespace) -> None:
                 "on this machine" if isinstance(entry.made_by, str) else f"plugin {entry.made_by.__module__}"
             )
         rows.append((name, entry.about, where))
-    rows += [(name, "added by you", str(path)) for name, path in registry.registered().items()]
+    rows += [(name, "added by you", str(path)) for name, path in named_paths.registered().items()]
     show_table(("name", "what it is", "where"), rows)
 
 

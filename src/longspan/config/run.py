@@ -14,7 +14,7 @@ from longspan.config.search import SearchConfig
 from longspan.config.training import EvaluationConfig, StageConfig, TrainingConfig
 from longspan.config.transformer_xl import TransformerXLConfig
 from longspan.errors import UserError
-from longspan.registry import ARCHITECTURES, load_plugins
+from longspan.registry import ARCHITECTURES, BLOCKS, CORPORA, TOKENIZERS, load_plugins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,7 @@ class RunConfig:
             raise ValueError("search finds which blocks attend: leave out model.span.windows or [search]")
 
         self._complete_block_options()
+        self._complete_plugins()
         segment = self.training.segment_length
         for stage in self.stage:
             if segment is not None and segment % (stage.block_length or 1):
@@ -70,9 +71,26 @@ class RunConfig:
         """The registered name of the model's architecture."""
         return ARCHITECTURES.name_of(type(self.model)) or ""
 
+    @property
+    def _letters(self) -> str:
+        """Of all blocks that the model has or, in a search, may get."""
+        pattern = getattr(self.model, "pattern", None) or (self.search.candidates if self.search else "")
+        return pattern if isinstance(pattern, str) else ""
+
+    def _complete_plugins(self) -> None:
+        """A run names all plugins that it needs, also those that the program had imported before."""
+        needed = [
+            ARCHITECTURES.plugin_of(self.architecture),
+            *map(BLOCKS.plugin_of, self._letters),
+            TOKENIZERS.plugin_of(self.data.tokenizer.kind),
+            CORPORA.plugin_of(self.data.corpus),
+        ]
+        plugins = dict.fromkeys([*self.plugins, *(plugin for plugin in needed if plugin is not None)])
+        object.__setattr__(self, "plugins", tuple(plugins))
+
     def _complete_block_options(self) -> None:
         """The configuration determines what a run computes, including defaults of plugins."""
-        used = getattr(self.model, "pattern", None) or (self.search.candidates if self.search else "")
+        used = self._letters
         given = getattr(self.model, "blocks", None)
         if isinstance(given, dict) and (complete := with_defaults(given, used)) != given:
             object.__setattr__(self, "model", replace(self.model, blocks=complete))

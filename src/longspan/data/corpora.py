@@ -9,8 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from longspan.data import local
-from longspan.data import registry as added_names
+from longspan.data import local, named_paths
 from longspan.data.corpus import Corpus, Form, Piece
 from longspan.data.download import Archive, Progress, unpacked
 from longspan.errors import UserError, nearest
@@ -106,7 +105,7 @@ def find(name_or_path: str, progress: Progress) -> Corpus:
     looks_like_a_path = bool(path.suffix) or path.name != name_or_path
     if not looks_like_a_path and name_or_path in CORPORA:
         return _registered(name_or_path, progress)
-    added = added_names.registered()
+    added = named_paths.registered()
     if name_or_path in added:
         return replace(local.from_path(added[name_or_path]), name=name_or_path)
     if path.exists() or looks_like_a_path:  # it looks like a path, not like a name
@@ -133,7 +132,7 @@ def is_name(corpus: str) -> bool:
     """Whether it is the name of a corpus, and no path."""
     return (
         "." not in corpus and "/" not in corpus and corpus in CORPORA
-    ) or corpus in added_names.registered()
+    ) or corpus in named_paths.registered()
 
 
 def anchored(corpus: str) -> str:
@@ -149,5 +148,5 @@ def add(name: str, place: Path) -> Path:
     if not name or "/" in name or Path(name).exists():
         raise UserError(f"'{name}' looks like a path: choose a name such as 'novels'")
     local.from_path(place)  # errors appear now, not when a training starts
-    added_names.register(name, place)
+    named_paths.register(name, place)
     return place

@@ -1,4 +1,4 @@
-"""C++ for this machine's processor, compiled when it is first needed and kept for the next time."""
+"""C++ code, compiled for this machine's processor when it is first needed and kept for the next run."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ PATIENCE = 120
 
 @cache
 def compiled(source: Path) -> ctypes.CDLL | None:
-    """The library made of this file, or None where no compiler can make it: then plain torch must do.
+    """The library compiled from this file, or None where that fails: plain torch is used then.
 
-    The compiler is GCC; `CXX` and `CXXFLAGS` are heeded as usual. OpenMP is the one that torch has loaded, if
-    it has the usual name, and so are its threads.
+    The compiler is GCC, or what `CXX` and `CXXFLAGS` say. OpenMP and its threads are those of torch, if torch
+    has loaded it under the usual name.
     """
     try:
-        command = shlex.split(os.environ.get("CXX") or "c++")
-        if platform.system() != "Linux" or shutil.which(command[0]) is None:
+        if not _has_compiler():
             return None
-        command += [*shlex.split(os.environ.get("CXXFLAGS", "")), *OPTIONS]
+        command = [*_compiler(), *shlex.split(os.environ.get("CXXFLAGS", "")), *OPTIONS]
         made = home() / "compiled" / f"{source.stem}-{_identity(command, source)}.so"
         return _loaded(made) or _compiled_anew([*command, source], made)
     except (OSError, ValueError, subprocess.SubprocessError) as problem:
@@ -40,6 +39,22 @@ def compiled(source: Path) -> ctypes.CDLL | None:
         reason = said.decode(errors="replace").strip().splitlines()[0]
         warnings.warn(f"{source.name} is not compiled, and plain torch takes longer: {reason}", stacklevel=2)
         return None
+
+
+def can_compile() -> bool:
+    """Whether there is a compiler. This compiles nothing."""
+    try:
+        return _has_compiler()
+    except ValueError:  # CXX is no command
+        return False
+
+
+def _has_compiler() -> bool:
+    return platform.system() == "Linux" and shutil.which(_compiler()[0]) is not None
+
+
+def _compiler() -> list[str]:
+    return shlex.split(os.environ.get("CXX") or "c++")
 
 
 def _loaded(made: Path) -> ctypes.CDLL | None:
@@ -57,7 +72,7 @@ def _compiled_anew(command: list[str | Path], made: Path) -> ctypes.CDLL:
 
 
 def _identity(command: list[str], source: Path) -> str:
-    """Of all that the library depends on: what the compiler knows of itself and of this processor, too."""
+    """A hash of the command, the source, and the macros that compiler and processor define."""
     parts = [shlex.join(command).encode(), _run([*command, "-dM", "-E", "-x", "c++", "/dev/null"])]
     return hashlib.sha256(b"\n".join([*parts, source.read_bytes()])).hexdigest()[:16]
 

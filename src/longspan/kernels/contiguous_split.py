@@ -1,4 +1,4 @@
-"""Parts of a tensor whose gradients need no copy to become the gradient of the whole."""
+"""A split whose backward pass copies nothing if the gradients lie in one tensor already."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from torch.autograd.function import once_differentiable
 
 
 def contiguous_split(x: Tensor, sizes: Sequence[int], dim: int) -> tuple[Tensor, ...]:
-    """`x.split(sizes, dim)`; gradients that come as such parts of one tensor are left where they lie."""
+    """`x.split(sizes, dim)`; gradients that are such parts of one tensor are not copied."""
+    if not torch.is_grad_enabled():
+        return tuple(x.split(sizes, dim))
     parts: tuple[Tensor, ...] = _ContiguousSplit.apply(x, tuple(sizes), dim)  # type: ignore[no-untyped-call]
     return parts
 
@@ -28,7 +30,7 @@ class _ContiguousSplit(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *dparts: Tensor) -> tuple[Tensor, None, None]:
         first = dparts[0]
-        strides = tuple(math.prod(ctx.shape[place + 1 :]) for place in range(len(ctx.shape)))
+        strides = tuple(math.prod(ctx.shape[axis + 1 :]) for axis in range(len(ctx.shape)))
         starts = accumulate(ctx.sizes[:-1], initial=0)
         parts_of_one = all(
             dpart.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()

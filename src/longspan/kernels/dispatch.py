@@ -1,4 +1,4 @@
-"""Which way an operation is done: by kernels on a GPU, by plain torch elsewhere, or as a benchmark wants."""
+"""Which backend an operation uses: Triton kernels on a GPU, others elsewhere, or plain torch if forced."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-Path: TypeAlias = Literal["eager", "padded"]
+Path: TypeAlias = Literal["eager"]
 
 _forced: ContextVar[Path | None] = ContextVar("forced path", default=None)
 
 
 @contextmanager
 def forced(path: Path | None) -> Iterator[None]:
-    """Inside, every forward pass takes this path, wherever it runs; None is the choice of each operation.
+    """Inside, every forward pass takes this path on any device; None lets each operation choose.
 
-    A state in its decoding form is good for the path that it was made for.
+    A state in its decoding form belongs to the path that it was made for.
     """
     token = _forced.set(path)
     try:
@@ -34,7 +34,7 @@ def forced_path() -> Path | None:
 
 
 def use_triton(x: Tensor) -> bool:
-    """Whether Triton's kernels do what is done with `x`. What is being compiled becomes kernels anyway."""
+    """Whether operations on `x` use Triton kernels. Under torch.compile they do not: it makes its own."""
     on_gpu = not torch.compiler.is_compiling() and x.is_cuda and x.dtype != torch.float64
     return on_gpu and _forced.get() is None and has_triton()
 

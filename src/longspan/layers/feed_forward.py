@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from longspan.kernels.linear import FixedProduct, relu_feed_forward
+from longspan.kernels.linear import FixedProduct
 from longspan.layers.block import Block, Step
 from longspan.layers.dropout import GrowingDropout, dropout
 from longspan.layers.linear import Linear
@@ -54,10 +54,11 @@ class FeedForward(Block):
         if (kernels := self._kernels()) is not None:
             dropouts = (self.dropout, self.output_dropout) if self.training else (0.0, 0.0)
             norm = kernels.Norm(self.norm.weight, self.norm.bias, self.norm.eps, dropouts[1])
-            fused_BTD: Tensor = kernels.feed_forward(
-                h_BTD, *self._weights(), norm, dropout=dropouts[0], dtype=product_dtype(h_BTD)
+            weights = self.expand.weight, self.expand.bias, self.contract.weight, self.contract.bias
+            after_BTD: Tensor = kernels.feed_forward(
+                h_BTD, *weights, norm, dropout=dropouts[0], dtype=product_dtype(h_BTD)
             )
-            return fused_BTD, state
+            return after_BTD, state
         out_BTD = self._feed_forward(h_BTD)
         return normed_sum(self.norm, h_BTD, out_BTD, self.output_dropout, training=self.training), state
 
@@ -66,24 +67,16 @@ class FeedForward(Block):
             super().compile_parts()
 
     def _feed_forward(self, h_BTD: Tensor) -> Tensor:
-        if self._is_plain() and not h_BTD.is_cuda:
-            return relu_feed_forward(h_BTD, *self._weights(), dropout=self.dropout if self.training else 0.0)
         inner = self.activation(self.expand(h_BTD))
         if self.gate is not None:
             inner = inner * self.gate(h_BTD)
         return self.contract(dropout(inner, self.dropout, self.training))
 
     def _kernels(self) -> ModuleType | None:
-        """Those that do all of a post-norm block at once, where the weights are."""
-        if not self._is_plain() or self.expand.bias is None:
+        """The kernels for a whole post-norm block, if there are any for its options and device."""
+        if self.activation is not torch.relu or self.gate is not None or self.expand.bias is None:
             return None
         return kernels_for(self.norm, self.expand.weight, self.output_dropout)
-
-    def _is_plain(self) -> bool:
-        return self.activation is torch.relu and self.gate is None
-
-    def _weights(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-        return self.expand.weight, self.expand.bias, self.contract.weight, self.contract.bias
 
     def step_from(self, state: State) -> Step:
         expand, contract = (FixedProduct(layer.weight, layer.bias) for layer in (self.expand, self.contract))

@@ -1,9 +1,9 @@
-"""Keys and values that heads remember, those of one head after those of the other in a single tensor.
+"""Memory of keys and values: those of every head, one head after the other in a single tensor.
 
-No head remembers further than it may ever look, its cap: a memory of depth m holds the last min(cap, m)
-positions of every head, oldest first. So a head that looks near costs next to nothing, and the number of rows
-alone says how deep a memory is. In memory they lie row by row, all texts of a row together, which is how the
-kernels read them.
+They are kept as they were when they were read: nothing is projected twice. A head remembers no further than
+it may ever look, its cap: a memory of depth m holds the last min(cap, m) positions of every head, oldest
+first. So a head that looks near costs next to nothing, and the number of rows alone tells the depth. Rows lie
+in memory position by position, all texts of a position together, as the GPU kernels read them.
 
 Shapes: B batch, R rows of all heads, M rows of one, T block, H heads, G heads of a group, X = 2H or 2G (keys
 of all heads, then their values), K head width.
@@ -17,6 +17,8 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from longspan.layers.head_groups import HeadGroups
+
 
 def empty(like: Tensor, batch_size: int, caps: Sequence[int], depth: int, head_width: int) -> Tensor:
     """Zeros, [B, R, 2, K]."""
@@ -24,19 +26,26 @@ def empty(like: Tensor, batch_size: int, caps: Sequence[int], depth: int, head_w
 
 
 def by_head(memory_BR2K: Tensor, caps: Sequence[int]) -> list[Tensor]:
-    """What every head remembers, [B, M, 2, K]: parts of the memory, not copies."""
+    """What every head remembers, [B, M, 2, K]: views of the memory."""
     ends = list(accumulate(_lengths(caps, _depth(memory_BR2K.shape[1], caps)), initial=0))
     return [memory_BR2K[:, begin:end] for begin, end in pairwise(ends)]
 
 
-def of_group(rows: Sequence[Tensor], reach: int) -> Tensor:
-    """The last `reach` positions of heads with one cap together, or all there are, [B, M, X, K]."""
+def by_group(memory_BR2K: Tensor, caps: Sequence[int], heads: HeadGroups) -> list[Tensor]:
+    """What every group of heads sees of the memory, [B, M, X, K]; heads of a group have one cap."""
+    rows = by_head(memory_BR2K, caps)
+    each = zip(heads.groups, heads.reaches, strict=True)
+    return [_of_group([rows[head] for head in group], reach) for group, reach in each]
+
+
+def _of_group(rows: Sequence[Tensor], reach: int) -> Tensor:
+    """The last `reach` positions of these heads, or all there are, [B, M, X, K]."""
     last = [rows_BM2K[:, max(0, rows_BM2K.shape[1] - reach) :] for rows_BM2K in rows]
     return last[0] if len(last) == 1 else torch.stack(last, dim=3).flatten(2, 3)
 
 
 def appended(memory_BR2K: Tensor, new_BTXK: Tensor, caps: Sequence[int], depth: int) -> Tensor:
-    """The memory after a block: of this depth, or as deep as there is something to remember."""
+    """The memory after a block: of this depth, or less deep if less was read."""
     old, block = by_head(memory_BR2K, caps), new_BTXK.shape[1]
     depth = min(depth, _depth(memory_BR2K.shape[1], caps) + block)
     new_BT2HK = new_BTXK.unflatten(2, (2, len(caps)))
@@ -45,7 +54,7 @@ def appended(memory_BR2K: Tensor, new_BTXK: Tensor, caps: Sequence[int], depth: 
     for head, rows_BM2K in enumerate(by_head(after_BR2K, caps)):
         kept = max(0, rows_BM2K.shape[1] - block)
         fresh = rows_BM2K.shape[1] - kept
-        # `narrow` and not an index: that of all rows is no view, and autograd refuses to write into it.
+        # `narrow` and not an index: an index of all rows is no view, and autograd refuses to write into it.
         rows_BM2K.narrow(1, 0, kept).copy_(old[head][:, old[head].shape[1] - kept :])
         rows_BM2K.narrow(1, kept, fresh).copy_(new_BT2HK[:, block - fresh :, :, head])
     return after_BR2K

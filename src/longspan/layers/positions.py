@@ -17,15 +17,12 @@ from longspan.layers.select_heads import select_heads
 
 
 class Terms(NamedTuple):
-    """Keys of the distance, what queries of content and distance are biased by, and what maps the latter.
+    """The terms of distance in attention's score, with the names of `AttentionContext`."""
 
-    Keys are nearest first, for all heads alike or one table for each; without any only content counts.
-    """
-
-    distance_keys: Tensor | None = None
+    position_keys: Tensor | None = None
     content_bias_HK: Tensor | None = None
-    distance_bias_HK: Tensor | None = None
-    distance_map_HKD: Tensor | None = None
+    position_bias_HK: Tensor | None = None
+    position_map_HKE: Tensor | None = None
 
 
 class Positions(nn.Module, ABC):
@@ -134,10 +131,10 @@ class SinusoidDistances(Positions):
         return Terms(waves_WD @ weight_GKD.mT, u_GK, v_GK)
 
 
-@cache  # for good: a recorded step knows where they lie
+@cache  # never freed: a CUDA graph reads them at their address
 def _waves(longest: int, width: int, clamp: int | None, device: torch.device) -> Tensor:
     """The sinusoids of all distances below a power of two, so that there are few such tables."""
-    with torch.inference_mode(False):  # whoever asks first, training will want them too
+    with torch.inference_mode(False):  # the first call may be in inference mode, a later one in training
         return sinusoids(torch.arange(longest, device=device).clamp(0, clamp), width)
 
 

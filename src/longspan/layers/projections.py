@@ -1,6 +1,6 @@
-"""The products around attention: the rows of their matrices, head by head, and those of the memory.
+"""The matrices around attention with their heads in order, and the projection of the memory on a GPU.
 
-Autograd would do piece by piece, in many small operations, what is done at once here.
+Each is one autograd function, where autograd by itself would run many small operations.
 
 Shapes: H heads, K head width, D width, B batch, M memory, N = M x B, X width of a group's keys and values.
 """
@@ -9,17 +9,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from longspan.layers.select_heads import index_of
+from longspan.layers.head_groups import HeadGroups
+from longspan.layers.select_heads import index_of, indices_of
+
+
+class OrderedWeights(NamedTuple):
+    """Weight matrices of attention with their heads in order."""
+
+    qkv: Tensor
+    """Rows of queries, keys and values."""
+    out: Tensor
+    recalled: list[Tensor]
+    """For every group that projects a memory its rows of keys and values."""
+
+
+def ordered_weights(
+    qkv: Sequence[Tensor], out: Tensor, heads: HeadGroups, head_width: int, *, recalls: bool
+) -> OrderedWeights:
+    """Heads that are computed together lie together, by the order of the matrices' rows and columns."""
+    order, num_heads = heads.order, len(heads.order)
+    pieces = [indices_of((0, 1, 2), order, num_heads)]
+    pieces += [indices_of((1, 2), group, num_heads) for group in heads.groups if recalls]
+    if order == sorted(order):
+        ordered, *recalled = rows_of_heads(qkv, pieces, head_width)
+        return OrderedWeights(ordered, out, recalled)
+    pieces.append(indices_of((3,), order, num_heads))
+    ordered, *recalled, columns = rows_of_heads([*qkv, out.mT], pieces, head_width)
+    return OrderedWeights(ordered, columns.mT, recalled)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The precision in which `x` is multiplied: autocast's, where there is one."""
+    """The precision in which `x` is multiplied: autocast's, where it is enabled."""
     kind = x.device.type
     lowered = torch.is_autocast_enabled(kind) and x.dtype != torch.float64
     return torch.get_autocast_dtype(kind) if lowered else x.dtype
@@ -30,7 +56,7 @@ def rows_of_heads(
 ) -> tuple[Tensor, ...]:
     """For every piece the rows of its heads, in the precision of products.
 
-    Matrices are [HK, D]. Heads are counted through all of them: head h of the second one is H + h.
+    Matrices are [HK, D]. Heads are numbered through all of them: head h of the second one is H + h.
     """
     rows: tuple[Tensor, ...] = _RowsOfHeads.apply(  # type: ignore[no-untyped-call]
         pieces, head_width, product_dtype(matrices[0]), *matrices
@@ -75,7 +101,7 @@ class _RowsOfHeads(torch.autograd.Function):
 def end_to_end(
     memory_MBD: Tensor, reaches: Sequence[int], weights_XD: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """For every group its matrix times the last rows that it reaches, [M, B, X]; they follow each other."""
+    """For every group its matrix times the last rows that it reaches, [M, B, X], in one buffer."""
     products: tuple[Tensor, ...] = _EndToEnd.apply(  # type: ignore[no-untyped-call]
         memory_MBD.to(weights_XD[0].dtype).contiguous(), tuple(reaches), *weights_XD
     )
@@ -83,7 +109,7 @@ def end_to_end(
 
 
 class _EndToEnd(torch.autograd.Function):
-    """Products that are written, and their gradients read, where the kernels of attention have them."""
+    """Products are written, and their gradients read, where the attention kernels have them."""
 
     @staticmethod
     def forward(
@@ -94,8 +120,8 @@ class _EndToEnd(torch.autograd.Function):
             (_last(memory_MBD, reach).shape[0], len(w)) for reach, w in zip(reaches, weights_XD, strict=True)
         ]
         batch = memory_MBD.shape[1]
-        room = memory_MBD.new_empty(sum(rows * batch * width for rows, width in sizes))
-        parts = room.split([rows * batch * width for rows, width in sizes])
+        buffer = memory_MBD.new_empty(sum(rows * batch * width for rows, width in sizes))
+        parts = buffer.split([rows * batch * width for rows, width in sizes])
         products = []
         for part, (rows, width), weight_XD in zip(parts, sizes, weights_XD, strict=True):
             near_ND = _last(memory_MBD, rows).flatten(0, 1)

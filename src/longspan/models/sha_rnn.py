@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from longspan.config import ShaRnnConfig
 from longspan.layers.block import Block
@@ -22,30 +21,9 @@ from longspan.layers.lstm import LSTMBlock
 from longspan.layers.sha_attention import SingleHeadAttention
 from longspan.models.interface import LanguageModel
 from longspan.models.stack import Stack
-from longspan.models.waves import in_waves
 from longspan.output import SplitSoftmaxHead
-from longspan.state import State
 
 EPSILON = 1e-12  # of all norms
-# Number of pieces of a block of tokens in training on a GPU. LSTMs never run concurrently on a GPU, so pieces
-# only overlap an LSTM with other operations: more pieces overlap more, but each needs kernels of its own.
-# With one piece, blocks run one after the other.
-PIECES = 2
-
-
-class ShaRnn(Stack):
-    """A stack whose blocks are pipelined over pieces of the text in training on a GPU (`waves.py`)."""
-
-    def _through(self, h_BTD: Tensor, states: State) -> tuple[Tensor, State]:
-        if PIECES > 1 and h_BTD.is_cuda and torch.is_grad_enabled():
-            return self._through_in_waves(h_BTD, states)
-        return super()._through(h_BTD, states)
-
-    def _through_in_waves(self, h_BTD: Tensor, states: State) -> tuple[Tensor, State]:
-        named = {name: block for name, block in self.blocks.named_children() if isinstance(block, Block)}
-        before = [states.branch(name) for name in named]
-        h_BTD, after = in_waves(list(named.values()), h_BTD, before, PIECES)
-        return h_BTD, State(dict(zip(named, after, strict=True)))
 
 
 def sha_rnn(config: ShaRnnConfig, vocabulary_size: int) -> Stack:
@@ -62,7 +40,7 @@ def sha_rnn(config: ShaRnnConfig, vocabulary_size: int) -> Stack:
         blocks.append(Boom(width, config.inner_width, dropout=dropout, epsilon=EPSILON))
     embedding = nn.Embedding(vocabulary_size, width)
     head = SplitSoftmaxHead(embedding, config.splits, tied=config.tied)
-    model = ShaRnn(embedding, blocks, head, dropout=config.embedding_dropout)
+    model = Stack(embedding, blocks, head, dropout=config.embedding_dropout)
     # Once a text is longer than the memory, the block length decides how much is dropped.
     model.block_invariant = config.attention == "none"
     _initialise(model, width)

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from longspan.compile_fallback import CompileFallback
 from longspan.config import StageConfig
 from longspan.errors import UserError
-from longspan.kernels.compile_fallback import CompileFallback
 from longspan.models.interface import LanguageModel
 from longspan.optim.adagrad import Adagrad
 from longspan.optim.groups import group_of_parameters

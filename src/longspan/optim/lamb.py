@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from longspan.kernels.compile_fallback import CompileFallback
+from longspan.compile_fallback import CompileFallback
 from longspan.optim.norms import norms
 
 EPSILON = 1e-6

@@ -66,12 +66,13 @@ def state_is_a_value(probe: Probe) -> None:
 def nothing_hidden(probe: Probe) -> None:
     model, tokens, state = probe.model, probe.tokens(2, 5), probe.warm_state(2)
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with torch.no_grad():
-        first, after = model(tokens, state)
-        model(probe.tokens(4, 9), model.initial_state(4))
-        second, again = model(tokens, state)
-    if not torch.equal(first, second) or changed(again, snapshot(after)) is not None:
-        raise Broken("the same tokens and state gave something else after another text was read")
+    for with_gradients in (True, False):
+        with torch.set_grad_enabled(with_gradients):
+            first, after = model(tokens, state)
+            model(probe.tokens(4, 9), model.initial_state(4))
+            second, again = model(tokens, state)
+        if not torch.equal(first, second) or changed(again, snapshot(after)) is not None:
+            raise Broken("the same tokens and state gave something else after another text was read")
     for name, buffer in model.named_buffers():
         if not torch.equal(buffer, buffers[name]):
             raise Broken(f"reading a block changed the buffer '{name}'")
@@ -186,9 +187,8 @@ def flat_form(probe: Probe) -> None:
     back = State.unflatten(state.flatten())
     if changed(back, snapshot(state)) is not None:
         raise Broken("State.unflatten(state.flatten()) is another state")
-    with torch.no_grad():
-        if not torch.equal(probe.model(tokens, back)[0], probe.model(tokens, state)[0]):
-            raise Broken("a state that was flattened and unflattened gave something else")
+    if not torch.equal(probe.model(tokens, back)[0], probe.model(tokens, state)[0]):
+        raise Broken("a state that was flattened and unflattened gave something else")
 
 
 RULES = (

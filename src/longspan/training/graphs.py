@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longspan.kernels.cuda_graphs import capture
+from longspan.cuda_graphs import capture
 from longspan.models.interface import LanguageModel
 from longspan.state import State
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from longspan.compile_fallback import CompileFallback
 from longspan.config.training import Precision
-from longspan.kernels.compile_fallback import CompileFallback
 from longspan.models.interface import LanguageModel
 from longspan.state import State
 from longspan.training.graphs import CapturedModel

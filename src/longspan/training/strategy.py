@@ -7,10 +7,10 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from longspan.compile_fallback import CompileFallback
 from longspan.config import RunConfig, StageConfig
 from longspan.errors import UserError
 from longspan.evaluation import Score
-from longspan.kernels.compile_fallback import CompileFallback
 from longspan.models import LanguageModel
 from longspan.optim import build_optimizers, compile_updates, memories, restore_memories, set_rate
 

@@ -1,4 +1,4 @@
-"""Placing in plain torch. Shapes: as in the package, E = K / 2."""
+"""QK-norm and RoPE in plain torch. Shapes: as in the package, E = K / 2."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from longspan.kernels.contiguous_split import contiguous_split
 EPSILON = 1e-6
 
 
-class Placed(NamedTuple):
-    """Queries, of which there may be none, keys and values, and the last two as they are remembered."""
+class QKV(NamedTuple):
+    """Queries, of which there may be none, keys and values, and both of the latter as they are remembered."""
 
     q_BTHK: Tensor
     k_BTHK: Tensor
@@ -22,27 +22,27 @@ class Placed(NamedTuple):
     kv_BTXK: Tensor
 
 
-def place(
+def qk_norm_rope(
     rows_BTRK: Tensor, heads: int, gain_H: Tensor | None, first_B: Tensor | None, base: float
-) -> Placed:
+) -> QKV:
     sizes = [rows_BTRK.shape[2] - 2 * heads, heads, heads]
     q_BTHK, k_BTHK, v_BTHK = contiguous_split(rows_BTRK, sizes, dim=2)
     if gain_H is None and first_B is None:
-        return Placed(q_BTHK, k_BTHK, v_BTHK, rows_BTRK[:, :, q_BTHK.shape[2] :])
+        return QKV(q_BTHK, k_BTHK, v_BTHK, rows_BTRK[:, :, q_BTHK.shape[2] :])
     if gain_H is not None:
         gain_H1 = gain_H[: q_BTHK.shape[2], None].to(q_BTHK.dtype)
         q_BTHK, k_BTHK = _normed(q_BTHK) * gain_H1, _normed(k_BTHK)
     if first_B is not None:
-        turns = _turns(rows_BTRK, first_B, base)
-        q_BTHK, k_BTHK = _turned(q_BTHK, *turns), _turned(k_BTHK, *turns)
-    return Placed(q_BTHK, k_BTHK, v_BTHK, torch.cat([k_BTHK, v_BTHK], dim=2))
+        angles = _angles(rows_BTRK, first_B, base)
+        q_BTHK, k_BTHK = _rotated(q_BTHK, *angles), _rotated(k_BTHK, *angles)
+    return QKV(q_BTHK, k_BTHK, v_BTHK, torch.cat([k_BTHK, v_BTHK], dim=2))
 
 
 def _normed(x_BTHK: Tensor) -> Tensor:
     return F.rms_norm(x_BTHK, x_BTHK.shape[-1:], eps=EPSILON).to(x_BTHK.dtype)
 
 
-def _turns(rows_BTRK: Tensor, first_B: Tensor, base: float) -> tuple[Tensor, Tensor]:
+def _angles(rows_BTRK: Tensor, first_B: Tensor, base: float) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every position's angles, [B, T, 1, E]."""
     position_BT = first_B[:, None] + torch.arange(rows_BTRK.shape[1], device=rows_BTRK.device)
     angle_BTE = position_BT[..., None] * speeds(rows_BTRK.shape[-1] // 2, base, rows_BTRK.device)
@@ -50,13 +50,13 @@ def _turns(rows_BTRK: Tensor, first_B: Tensor, base: float) -> tuple[Tensor, Ten
     return angle_BT1E.cos().to(rows_BTRK.dtype), angle_BT1E.sin().to(rows_BTRK.dtype)
 
 
-def _turned(x_BTHK: Tensor, cos_BT1E: Tensor, sin_BT1E: Tensor) -> Tensor:
+def _rotated(x_BTHK: Tensor, cos_BT1E: Tensor, sin_BT1E: Tensor) -> Tensor:
     left, right = x_BTHK.chunk(2, dim=-1)
-    turned_left = torch.addcmul(left * cos_BT1E, right, sin_BT1E, value=-1)
-    return torch.cat([turned_left, torch.addcmul(right * cos_BT1E, left, sin_BT1E)], dim=-1)
+    rotated_left = torch.addcmul(left * cos_BT1E, right, sin_BT1E, value=-1)
+    return torch.cat([rotated_left, torch.addcmul(right * cos_BT1E, left, sin_BT1E)], dim=-1)
 
 
 def speeds(pairs: int, base: float, device: torch.device) -> Tensor:
-    """By how much each pair turns from one position to the next, [E], float64."""
+    """By which angle each pair is rotated from one position to the next, [E], float64."""
     pair_E = torch.arange(pairs, device=device, dtype=torch.float64)
     return base ** (-pair_E / pairs)

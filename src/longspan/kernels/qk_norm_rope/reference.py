@@ -8,12 +8,12 @@ import math
 import torch
 from torch import Tensor
 
-from longspan.kernels.qk_norm_rope.eager import EPSILON, Placed
+from longspan.kernels.qk_norm_rope.eager import EPSILON, QKV
 
 
-def place(
+def qk_norm_rope(
     rows_BTRK: Tensor, heads: int, gain_H: Tensor | None, first_B: Tensor | None, base: float
-) -> Placed:
+) -> QKV:
     out_BTRK = rows_BTRK.clone()
     queries = rows_BTRK.shape[2] - 2 * heads
     for b in range(rows_BTRK.shape[0]):
@@ -24,10 +24,10 @@ def place(
                     gain = gain_H[r].item() if r < queries else 1.0
                     row = _normed(row, gain)
                 if first_B is not None:
-                    row = _turned(row, int(first_B[b]) + t, base)
+                    row = _rotated(row, int(first_B[b]) + t, base)
                 out_BTRK[b, t, r] = torch.tensor(row)
     kv_BTXK = out_BTRK[:, :, queries:]
-    return Placed(out_BTRK[:, :, :queries], kv_BTXK[:, :, :heads], kv_BTXK[:, :, heads:], kv_BTXK)
+    return QKV(out_BTRK[:, :, :queries], kv_BTXK[:, :, :heads], kv_BTXK[:, :, heads:], kv_BTXK)
 
 
 def _normed(row: list[float], gain: float) -> list[float]:
@@ -35,10 +35,10 @@ def _normed(row: list[float], gain: float) -> list[float]:
     return [gain * x / rms for x in row]
 
 
-def _turned(row: list[float], position: int, base: float) -> list[float]:
+def _rotated(row: list[float], position: int, base: float) -> list[float]:
     pairs = len(row) // 2
-    turned = [
+    rotated = [
         complex(row[i], row[i + pairs]) * cmath.exp(1j * position * base ** (-i / pairs))
         for i in range(pairs)
     ]
-    return [z.real for z in turned] + [z.imag for z in turned]
+    return [z.real for z in rotated] + [z.imag for z in rotated]

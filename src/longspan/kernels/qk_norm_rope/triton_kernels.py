@@ -1,10 +1,10 @@
-"""Placing as Triton kernels: what is read once is written once; angles and lengths are never stored.
+"""QK-norm and RoPE as Triton kernels: one pass over the memory; angles and norms are not stored.
 
-A program takes some positions of one text and goes through its heads: a head's query, key and value are
-loaded together. Angles are made in float64, whole turns are taken away, and all else is float32. Keys and
-values are written where they lie as memory holds them, position by position. The gradient's kernel turns back
-what the first one turned and computes the lengths again. The gradient of a gain is summed by every program
-for its positions, and then over programs: the order of sums is always the same.
+A program takes some positions of one text and loops over its heads: query, key and value of a head are loaded
+together. Angles are computed in float64 and reduced to one rotation, everything else in float32. Keys and
+values are written in the layout of the memory, position by position. The backward kernel rotates back and
+computes the norms again. The gradient of a gain is summed by every program for its positions, and then over
+programs: the order of sums is always the same.
 
 Shapes: as in the package; BT positions of a tile, E half a row rounded up, BE the same as a power of two.
 """
@@ -21,30 +21,30 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from longspan.kernels.qk_norm_rope.eager import EPSILON, Placed, speeds
+from longspan.kernels.qk_norm_rope.eager import EPSILON, QKV, speeds
 
 TAU = tl.constexpr(2 * math.pi)
 POSITIONS = 32
 PROGRAMS = 2048
-"""Where positions give fewer, heads are divided among programs: a GPU would have too little to do."""
+"""With fewer tiles of positions than this, heads are divided among programs to fill the GPU."""
 
 
-def place(
+def qk_norm_rope(
     rows_BTRK: Tensor, heads: int, gain_H: Tensor | None, first_B: Tensor | None, base: float
-) -> Placed:
+) -> QKV:
     turns_E = None if first_B is None else _turns(rows_BTRK.shape[-1] // 2, base, rows_BTRK.device)
-    rows_BTRK = _numbers_inside(rows_BTRK)
-    return Placed(*_Placing.apply(rows_BTRK, gain_H, first_B, turns_E, heads))  # type: ignore[no-untyped-call]
+    rows_BTRK = _contiguous_rows(rows_BTRK)
+    return QKV(*_QKNormRope.apply(rows_BTRK, gain_H, first_B, turns_E, heads))  # type: ignore[no-untyped-call]
 
 
-@cache  # for good: a recorded step knows where they lie
+@cache  # never freed: a CUDA graph reads them at their address
 def _turns(pairs: int, base: float, device: torch.device) -> Tensor:
-    """The parts of a whole turn that each pair makes from one position to the next."""
-    with torch.inference_mode(False):  # whoever asks first, training will want it too
+    """The part of a full rotation that each pair makes from one position to the next."""
+    with torch.inference_mode(False):  # the first call may be in inference mode, a later one in training
         return speeds(pairs, base, device) / (2 * math.pi)
 
 
-class _Placing(torch.autograd.Function):
+class _QKNormRope(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -62,7 +62,7 @@ class _Placing(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.heads = heads
         if rows_BTRK.numel():
-            place_kernel[_grid(rows_BTRK, heads)](
+            forward_kernel[_grid(rows_BTRK, heads)](
                 rows_BTRK, q_BTHK, k_BTHK, v_BTHK, gain_H, first_B, turns_E,
                 *_strides(rows_BTRK, q_BTHK, k_BTHK), **_sizes(rows_BTRK, heads, gain_H, first_B),
             )  # fmt: skip
@@ -93,13 +93,13 @@ class _Placing(torch.autograd.Function):
 
 
 def _sum_of(like: Tensor, *gradients: Tensor | None) -> Tensor:
-    """What reaches a result by one way or by several; zeros if by none."""
+    """The sum of the gradients that there are; zeros if there are none."""
     there = [gradient for gradient in gradients if gradient is not None]
-    return _numbers_inside(sum(there[1:], start=there[0]) if there else torch.zeros_like(like))
+    return _contiguous_rows(sum(there[1:], start=there[0]) if there else torch.zeros_like(like))
 
 
-def _numbers_inside(x: Tensor) -> Tensor:
-    """With the numbers of a row side by side, as the kernels read them."""
+def _contiguous_rows(x: Tensor) -> Tensor:
+    """With contiguous rows, as the kernels read them."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -126,7 +126,7 @@ def _sizes(
         "BT": POSITIONS,
         "HAS_QUERIES": rows > 2 * heads,
         "NORMED": gain_H is not None,
-        "TURNED": first_B is not None,
+        "ROTATED": first_B is not None,
         "EPSILON": EPSILON,
     }
 
@@ -177,14 +177,14 @@ def _tile(T, WIDTH: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BT: tl.cons
 
 
 @triton.jit
-def place_kernel(  # type: ignore[no-untyped-def]
+def forward_kernel(  # type: ignore[no-untyped-def]
     ROWS, Q, KEYS, VALUES, GAIN, FIRST, TURNS,
     r_b, r_t, r_h, q_b, q_t, q_h, k_b, k_t, k_h, T, H,
     WIDTH: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr,
-    HAS_QUERIES: tl.constexpr, NORMED: tl.constexpr, TURNED: tl.constexpr, EPSILON: tl.constexpr,
+    HAS_QUERIES: tl.constexpr, NORMED: tl.constexpr, ROTATED: tl.constexpr, EPSILON: tl.constexpr,
 ):  # fmt: skip
     b, t, e, in_left, in_right, long_t = _tile(T, WIDTH, E, BE, BT)
-    if TURNED:
+    if ROTATED:
         cos, sin = _angles(FIRST, TURNS, b, t, e, E)
     row_at = ROWS + b * r_b + long_t * r_t + e[None, :]
     q_at = Q + b * q_b + long_t * q_t + e[None, :]
@@ -197,14 +197,14 @@ def place_kernel(  # type: ignore[no-untyped-def]
             if NORMED:
                 r = _one_over_rms(left, right, WIDTH, EPSILON) * tl.load(GAIN + h).to(tl.float32)
                 left, right = left * r, right * r
-            if TURNED:
+            if ROTATED:
                 left, right = left * cos - right * sin, left * sin + right * cos
             _write(q_at + h * q_h, left, right, in_left, in_right, E)
         left, right = _halves(row_at + (key_row + h) * r_h, in_left, in_right, E)
         if NORMED:
             r = _one_over_rms(left, right, WIDTH, EPSILON)
             left, right = left * r, right * r
-        if TURNED:
+        if ROTATED:
             left, right = left * cos - right * sin, left * sin + right * cos
         _write(k_at + h * k_h, left, right, in_left, in_right, E)
         left, right = _halves(row_at + (key_row + H + h) * r_h, in_left, in_right, E)
@@ -216,10 +216,10 @@ def gradient_kernel(  # type: ignore[no-untyped-def]
     ROWS, DQ, DKEYS, DVALUES, DROWS, DGAIN, GAIN, FIRST, TURNS,
     r_b, r_t, r_h, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, d_b, d_t, d_h, T, H,
     WIDTH: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr,
-    HAS_QUERIES: tl.constexpr, NORMED: tl.constexpr, TURNED: tl.constexpr, EPSILON: tl.constexpr,
+    HAS_QUERIES: tl.constexpr, NORMED: tl.constexpr, ROTATED: tl.constexpr, EPSILON: tl.constexpr,
 ):  # fmt: skip
     b, t, e, in_left, in_right, long_t = _tile(T, WIDTH, E, BE, BT)
-    if TURNED:
+    if ROTATED:
         cos, sin = _angles(FIRST, TURNS, b, t, e, E)
     row_at = ROWS + b * r_b + long_t * r_t + e[None, :]
     dq_at = DQ + b * q_b + long_t * q_t + e[None, :]
@@ -232,7 +232,7 @@ def gradient_kernel(  # type: ignore[no-untyped-def]
     for h in range(tl.program_id(2), H, tl.num_programs(2)):
         if HAS_QUERIES:
             left, right = _halves(dq_at + h * q_h, in_left, in_right, E)
-            if TURNED:
+            if ROTATED:
                 left, right = left * cos + right * sin, right * cos - left * sin
             if NORMED:
                 x_left, x_right = _halves(row_at + h * r_h, in_left, in_right, E)
@@ -243,7 +243,7 @@ def gradient_kernel(  # type: ignore[no-untyped-def]
                 tl.store(dgain_at + h * programs, tl.sum(inner, 0))
             _write(drow_at + h * d_h, left, right, in_left, in_right, E)
         left, right = _halves(dk_at + h * k_h, in_left, in_right, E)
-        if TURNED:
+        if ROTATED:
             left, right = left * cos + right * sin, right * cos - left * sin
         if NORMED:
             x_left, x_right = _halves(row_at + (key_row + h) * r_h, in_left, in_right, E)

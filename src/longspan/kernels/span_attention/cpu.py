@@ -1,8 +1,8 @@
-"""Span attention in compiled code for a processor: every head computes its own window and no more.
+"""Span attention on a CPU in compiled C++: every head computes its own window and no more.
 
-What `cpu.cpp` does not know plain torch does (`eager.py`): persistent, biases, position keys of single
-heads, spans without renormalisation, other numbers than float32, heads that are no multiple of 16 wide, and
-blocks so short that nothing would be gained.
+`cpu.cpp` has no persistent vectors, biases, position keys of single heads or spans without renormalisation,
+computes in float32 only, and needs heads whose width is a multiple of 16. All this is left to `eager.py`, and
+so are blocks too short to gain from it.
 
 Shapes: as in the package.
 """
@@ -11,10 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
-import platform
-import shlex
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,15 +19,18 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from longspan.kernels.compiler import compiled
+from longspan.kernels.compiler import can_compile, compiled
+from longspan.kernels.span_attention.context import AttentionContext
 from longspan.kernels.span_attention.mask import soft_mask
+
+__all__ = ["can_compile", "is_here", "span_attention", "takes"]
 
 SOURCE = Path(__file__).with_name("cpu.cpp")
 LANES = 16
-"""Numbers of a vector, where it is widest."""
+"""Numbers in the widest vector register."""
 
 SHORTEST = 16
-"""Queries of a block."""
+"""Blocks of fewer queries are left to plain torch."""
 
 
 class _Rows(ctypes.Structure):
@@ -63,7 +62,7 @@ class _Call(ctypes.Structure):
 
 
 class _Settings(NamedTuple):
-    """All that gets no gradient."""
+    """What gets no gradient."""
 
     windows: Sequence[int]
     filled_B: Tensor | None
@@ -74,33 +73,30 @@ class _Settings(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """Of all windows, in whole vectors."""
+        """Distances of all windows together, each rounded up to whole vectors."""
         return sum(map(_columns, self.windows))
 
 
-def takes(
-    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, past: Sequence[Tensor], position_keys: Tensor | None
-) -> bool:
-    """Whether it can be done with these queries, keys and values on this machine."""
+def takes(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: AttentionContext) -> bool:
+    """Whether the compiled code can do it, and is there: the first call compiles it."""
     block, width = q_BHTK.shape[2:]
     if block < SHORTEST or width % LANES or torch.compiler.is_compiling():
         return False
-    if position_keys is not None and position_keys.dim() != 2:
+    missing = (
+        context.content_bias_HK,
+        context.position_bias_HK,
+        context.position_map_HKE,
+        context.persistent,
+    )
+    if any(x is not None for x in missing) or not (context.renormalise or context.spans_H is None):
         return False
-    return all(map(_is_plain, (q_BHTK, k_BHTK, v_BHTK, *past))) and is_here()
-
-
-def can_compile() -> bool:
-    """Whether this machine has a compiler for it. Nothing is compiled to find out."""
-    try:
-        command = shlex.split(os.environ.get("CXX") or "c++")
-    except ValueError:
+    if context.position_keys is not None and context.position_keys.dim() != 2:
         return False
-    return platform.system() == "Linux" and shutil.which(command[0]) is not None
+    return all(map(_is_plain, (q_BHTK, k_BHTK, v_BHTK, *context.past))) and is_here()
 
 
 def is_here() -> bool:
-    """Whether this machine has it compiled, or can."""
+    """Whether the code is compiled, or can be: it is compiled if it is not yet."""
     return compiled(SOURCE) is not None
 
 
@@ -108,79 +104,48 @@ def _is_plain(x: Tensor) -> bool:
     return type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and x.dtype == torch.float32
 
 
-def span_attention(
-    q_BHTK: Tensor,
-    k_BHTK: Tensor,
-    v_BHTK: Tensor,
-    *,
-    past: Sequence[Tensor],
-    windows: Sequence[int],
-    position_keys: Tensor | None,
-    filled_B: Tensor | None,
-    spans_H: Tensor | None,
-    ramp: int,
-    first_distance: int,
-    dropout: float,
-) -> Tensor:
-    """As the package says, of all heads at once; position keys are those that all heads share, [L, K]."""
-    _check(q_BHTK, k_BHTK, v_BHTK, past, windows, position_keys, filled_B, spans_H, first_distance)
-    if spans_H is None:  # nothing hides what is too far: heads of a group look equally far
-        windows = _longest_of_groups(windows, past)
+def span_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: AttentionContext) -> Tensor:
+    """As the package says, of all heads at once."""
+    _check(q_BHTK, k_BHTK, v_BHTK, context)
+    spans_H, windows = context.spans_H, context.windows
+    if spans_H is None:  # no soft mask hides what is too far: heads of a group look equally far
+        windows = [max(group.windows) for _, group in context.groups() for _ in group.windows]
     longest = max(windows)
-    mask_HL = None if spans_H is None else soft_mask(spans_H.to(q_BHTK.dtype), ramp, longest)
-    p_LK = None if position_keys is None else position_keys[:longest].to(q_BHTK.dtype).contiguous()
-    inputs = (q_BHTK, k_BHTK, v_BHTK, mask_HL, p_LK, *past)
+    mask_HL = None if spans_H is None else soft_mask(spans_H.to(q_BHTK.dtype), context.ramp, longest)
+    keys, filled_B = context.position_keys, context.filled_B
+    p_LK = None if keys is None else keys[:longest].to(q_BHTK.dtype).contiguous()
+    inputs = (q_BHTK, k_BHTK, v_BHTK, mask_HL, p_LK, *context.past)
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    seed = int(torch.randint(2**31, (1,))) if dropout > 0 else 0
+    seed = int(torch.randint(2**31, (1,))) if context.dropout > 0 else 0
     filled_B = None if filled_B is None else filled_B.to(torch.int64).contiguous()
-    settings = _Settings(windows, filled_B, first_distance, dropout, seed, learns)
+    settings = _Settings(windows, filled_B, context.first_distance, context.dropout, seed, learns)
     with torch.autocast("cpu", enabled=False):
         out_BTHK: Tensor = _SpanAttention.apply(settings, *inputs)  # type: ignore[no-untyped-call]
     return out_BTHK.transpose(1, 2)
 
 
-def _check(
-    q_BHTK: Tensor,
-    k_BHTK: Tensor,
-    v_BHTK: Tensor,
-    past: Sequence[Tensor],
-    windows: Sequence[int],
-    position_keys: Tensor | None,
-    filled_B: Tensor | None,
-    spans_H: Tensor | None,
-    first_distance: int,
-) -> None:
-    """Compiled code reads where it is told to."""
+def _check(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: AttentionContext) -> None:
+    """Shapes: compiled code reads memory without checking."""
     batch, heads, _, width = q_BHTK.shape
+    windows, keys = context.windows, context.position_keys
     wrong = {
         "keys": k_BHTK.shape != q_BHTK.shape,
         "values": v_BHTK.shape != q_BHTK.shape,
         "windows": len(windows) != heads or min(windows) < 1,
-        "past": sum(kv_BMXK.shape[2] for kv_BMXK in past) != 2 * heads
-        or any((kv_BMXK.shape[0], kv_BMXK.shape[3]) != (batch, width) for kv_BMXK in past),
-        "position_keys": position_keys is not None
-        and (len(position_keys) < max(windows) or position_keys.shape[1] != width),
-        "filled_B": filled_B is not None and filled_B.shape != (batch,),
-        "spans_H": spans_H is not None and spans_H.shape != (heads,),
+        "past": sum(context.group_sizes) != heads
+        or any((kv_BMXK.shape[0], kv_BMXK.shape[3]) != (batch, width) for kv_BMXK in context.past),
+        "position_keys": keys is not None and (len(keys) < max(windows) or keys.shape[1] != width),
+        "filled_B": context.filled_B is not None and context.filled_B.shape != (batch,),
+        "spans_H": context.spans_H is not None and context.spans_H.shape != (heads,),
     }
     if any(wrong.values()):
         raise ValueError(f"{', '.join(name for name in wrong if wrong[name])} do not fit to the queries")
-    if filled_B is not None and first_distance != 0:
-        raise ValueError("with filled_B a query must see itself: first_distance must be 0")
-
-
-def _longest_of_groups(windows: Sequence[int], past: Sequence[Tensor]) -> list[int]:
-    rest, longest = iter(windows), []
-    for kv_BMXK in past:
-        group = [next(rest) for _ in range(kv_BMXK.shape[2] // 2)]
-        longest += [max(group)] * len(group)
-    return longest
 
 
 class _SpanAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, settings: _Settings, *given: Tensor | None) -> Tensor:
-        inputs: list[Any] = [None if x is None else _rows_in_one_piece(x) for x in given]
+        inputs: list[Any] = [None if x is None else _contiguous_rows(x) for x in given]
         q_BHTK = inputs[0]
         batch, heads, block, width = q_BHTK.shape
         out_BTHK: Tensor = q_BHTK.new_empty(batch, block, heads, width)
@@ -199,12 +164,12 @@ class _SpanAttention(torch.autograd.Function):
         *inputs, totals, weights = ctx.saved_tensors
         q_BHTK, _, _, mask_HL, p_LK, *past = inputs
         batch, heads, block, width = q_BHTK.shape
-        dout_BTHK = _rows_in_one_piece(dout_BTHK)
-        # Side by side, as they come out of their projection.
+        dout_BTHK = _contiguous_rows(dout_BTHK)
+        # In one tensor, as the projection produced q, k and v.
         dq, dk, dv = q_BHTK.new_empty(batch, block, 3 * heads, width).split(heads, dim=2)
         dmask_HL = None if mask_HL is None else torch.empty_like(mask_HL)
         dp_LK = None if p_LK is None else torch.empty_like(p_LK)
-        dpast = [_rows_in_one_piece(torch.empty_like(kv_BMXK)) for kv_BMXK in past]
+        dpast = [_contiguous_rows(torch.empty_like(kv_BMXK)) for kv_BMXK in past]
         task_dmask = q_BHTK.new_empty(batch * ctx.settings.columns)
         task_dkeys = None if p_LK is None else q_BHTK.new_empty(batch * ctx.settings.columns, width)
         call = _call(ctx.settings, *inputs, dpast=dpast)
@@ -226,7 +191,7 @@ def _call(
     *past: Tensor,
     dpast: Sequence[Tensor] | None = None,
 ) -> _Call:
-    """What both passes are told."""
+    """The arguments that both passes have."""
     batch, heads, block, width = q_BHTK.shape
     return _Call(
         batch=batch,
@@ -250,7 +215,7 @@ def _call(
 
 
 def _heads(windows: Sequence[int], past: Sequence[Tensor], dpast: Sequence[Tensor]) -> Any:
-    """Every head with its rows of the memory, those that look far first: short ones then fill the gaps."""
+    """Every head with its rows of the memory, longest windows first: short ones then fill the gaps."""
     heads: list[_Head] = []
     begins = 0
     for kv_BMXK, dkv_BMXK in zip(past, dpast, strict=True):
@@ -272,7 +237,7 @@ def _columns(window: int) -> int:
     return -(-window // LANES) * LANES
 
 
-def _rows_in_one_piece(x: Tensor) -> Tensor:
+def _contiguous_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 

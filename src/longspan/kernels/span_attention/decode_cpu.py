@@ -1,8 +1,9 @@
-"""Span attention of one query per text, in plain torch and without gradients: a step of decoding.
+"""Span attention for one token after another on a CPU, while the weights stay fixed.
 
-Keys and values of the past are read where they lie, and only as far back as the heads of a group see.
+The small operations around a single token take longer than the products. So there are as few as possible:
+what does not depend on the token is prepared once, and new keys and values are written beside the old ones.
 
-Shapes: as in the package; T is 1.
+Shapes: as in the package; N = G x B rows, one for every head of a group and text, R rows of a buffer.
 """
 
 from __future__ import annotations
@@ -12,88 +13,136 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from longspan.kernels.span_attention.context import AttentionContext
 from longspan.kernels.span_attention.mask import EPSILON, soft_mask
-from longspan.kernels.span_attention.queries import biased, position_queries
+
+ROOM = 256
+"""Tokens that are read before the keys and values in a buffer have to be moved."""
+
+GROUP = 4096
+"""A further group takes as long as reading this many keys and values of one head."""
 
 
-def span_attention(
-    q_BHTK: Tensor,
-    k_BHTK: Tensor,
-    v_BHTK: Tensor,
-    *,
-    past: Sequence[Tensor],
-    windows: Sequence[int],
-    position_keys: Tensor | None,
-    content_bias_HK: Tensor | None,
-    position_bias_HK: Tensor | None,
-    position_map_HKE: Tensor | None,
-    filled_B: Tensor | None,
-    persistent: tuple[Tensor, Tensor] | None,
-    spans_H: Tensor | None,
-    ramp: int,
-    renormalise: bool,
-    first_distance: int,
-) -> Tensor:
-    """As the package's `span_attention` says, for a single query, [B, H, T, K]; distances oldest first."""
-    width, longest = q_BHTK.shape[-1], max(windows)
-    distance_BHTL = mask_HL = None
-    if position_keys is not None:
-        asking = position_queries(q_BHTK, position_bias_HK, position_map_HKE) / math.sqrt(width)
-        distance_BHTL = (asking @ position_keys[..., :longest, :].to(asking.dtype).mT).flip(-1)
-    q_BHTK = biased(q_BHTK, content_bias_HK) / math.sqrt(width)
-    if spans_H is not None:
-        mask_HL = soft_mask(spans_H, ramp, longest).flip(1)
-    persistent_k_HPK, persistent_v_HPK = (
-        (None, None) if persistent is None else (x.to(q_BHTK.dtype) for x in persistent)
-    )
-    out, start = [], 0
-    for kv_BMXK in past:
-        heads = slice(start, start + kv_BMXK.shape[2] // 2)
-        start, window = heads.stop, max(windows[heads])
-        sees_itself = first_distance == 0
-        k_BGMK, v_BGMK = _near(kv_BMXK, window - sees_itself).transpose(1, 2).chunk(2, dim=1)
-        scores = [_for_each_text(q_BHTK[:, heads], k_BGMK.mT)]
-        if sees_itself:
-            scores.append((q_BHTK[:, heads] * k_BHTK[:, heads]).sum(-1, keepdim=True))
-        scores_BGTW = _joined(scores)
-        if distance_BHTL is not None:
-            scores_BGTW += distance_BHTL[:, heads, :, -window:]
+def head_groups(windows: Sequence[int], kinds: Sequence[int] | None = None) -> list[list[int]]:
+    """Which heads to compute together, over the longest window among them; of one kind if there are kinds."""
+    kinds = kinds or [0] * len(windows)
+    groups: list[list[int]] = []
+    for head in sorted(range(len(windows)), key=lambda head: (kinds[head], windows[head])):
+        last = groups[-1][-1] if groups else head
+        further = len(groups[-1]) * (windows[head] - windows[last]) if groups else 0
+        if not groups or further > GROUP or kinds[head] != kinds[last]:
+            groups.append([])
+        groups[-1].append(head)
+    return groups
+
+
+class OneToken:
+    """The past of all heads, and `attend`, which reads the next token of every text and remembers it."""
+
+    def __init__(self, context: AttentionContext, room: int | None = None) -> None:
+        self._sizes = context.group_sizes
+        self._groups = [_Group(group, ROOM if room is None else room) for _, group in context.groups()]
+        self._filled_B = None if context.filled_B is None else context.filled_B.clone()
+
+    def attend(self, q_BHK: Tensor, k_BHK: Tensor, v_BHK: Tensor) -> Tensor:
+        """[B, H, K]."""
+        batch = q_BHK.shape[0]
+        parts = zip(
+            *(x_BHK.transpose(0, 1).split(self._sizes) for x_BHK in (q_BHK, k_BHK, v_BHK)), strict=True
+        )
+        found = [
+            group.attend([x_GBK.reshape(-1, 1, x_GBK.shape[-1]) for x_GBK in part], self._filled_B)
+            for group, part in zip(self._groups, parts, strict=True)
+        ]
+        if self._filled_B is not None:
+            self._filled_B += 1
+        found_N1K = found[0] if len(found) == 1 else torch.cat(found)
+        return found_N1K.view(-1, batch, q_BHK.shape[-1]).transpose(0, 1)
+
+
+class _Group:
+    """Heads of one window. Rows lie oldest first, with room after them for what is read next."""
+
+    def __init__(self, context: AttentionContext, room: int) -> None:
+        (kv_BMXK,) = context.past
+        batch, _, both, width = kv_BMXK.shape
+        rows, window = both // 2 * batch, max(context.windows)
+
+        def of_rows(x_GXY: Tensor) -> Tensor:
+            """What every head has, [G, X, Y], for every row."""
+            return x_GXY.to(kv_BMXK.dtype).repeat_interleave(batch, dim=0)
+
+        self._window, self._start = window, 0  # the rows from `start` on are seen next
+        near_BMXK = kv_BMXK[:, max(0, kv_BMXK.shape[1] - window) :]
+        missing = window - near_BMXK.shape[1]
+        self._kv_2NRK = kv_BMXK.new_empty(2, rows, window + room, width)
+        self._kv_2NRK[:, :, :missing] = 0  # keys and values before the first are zeros
+        by_head_XBRK = self._kv_2NRK.view(both, batch, -1, width)
+        by_head_XBRK[:, :, missing:window] = near_BMXK.permute(2, 0, 1, 3)
+        self._keys_NKR, self._values_NRK = self._kv_2NRK[0].mT, self._kv_2NRK[1]
+        self._scale, self._sees_itself = 1 / math.sqrt(width), context.first_distance == 0
+        self._renormalise = context.renormalise and context.spans_H is not None
+        self._exact = torch.promote_types(kv_BMXK.dtype, torch.float32)
+        biases = (context.content_bias_HK, context.position_bias_HK)
+        self._content_bias, self._position_bias = (None if b is None else of_rows(b[:, None]) for b in biases)
+        self._position_keys_NKW = self._mask_N1W = None
+        if (position_keys := context.mapped_position_keys()) is not None:
+            keys_KW = position_keys[..., :window, :].flip(-2).to(kv_BMXK.dtype).mT
+            self._position_keys_NKW = keys_KW.expand(rows, -1, -1) if keys_KW.dim() == 2 else of_rows(keys_KW)
+        if context.spans_H is not None:
+            exact_GW = soft_mask(context.spans_H, context.ramp, window).flip(1).to(self._exact)
+            self._mask_N1W = exact_GW.repeat_interleave(batch, dim=0)[:, None]
+        self._persistent = None
+        if context.persistent is not None:
+            self._persistent = of_rows(context.persistent[0]).mT, of_rows(context.persistent[1])
+        self._distance_W = torch.arange(window - 1, -1, -1, device=kv_BMXK.device)
+
+    def attend(self, qkv: list[Tensor], filled_B: Tensor | None) -> Tensor:
+        """[N, 1, K], and so are query, key and value."""
+        q_N1K, k_N1K, v_N1K = qkv
+        if self._sees_itself:
+            self._remember(k_N1K, v_N1K)
+        weights_N1X = self._weights(q_N1K, filled_B)
+        values_NWK = self._values_NRK.narrow(1, self._start, self._window)
+        used_N1X = weights_N1X.to(q_N1K.dtype)
+        if self._persistent is None:
+            out_N1K = torch.bmm(used_N1X, values_NWK)
+        else:
+            out_N1K = torch.bmm(used_N1X[..., : self._window], values_NWK)
+            out_N1K.baddbmm_(used_N1X[..., self._window :], self._persistent[1])
+        if self._renormalise:
+            out_N1K.div_(weights_N1X.sum(-1, keepdim=True).add_(EPSILON))
+        if not self._sees_itself:
+            self._remember(k_N1K, v_N1K)
+        return out_N1K
+
+    def _weights(self, q_N1K: Tensor, filled_B: Tensor | None) -> Tensor:
+        """Of the distances, oldest first, and then of the persistent vectors: not yet renormalised."""
+        content_N1K = q_N1K if self._content_bias is None else q_N1K + self._content_bias
+        position_N1K = q_N1K if self._position_bias is None else q_N1K + self._position_bias
+        keys_NKW = self._keys_NKR.narrow(2, self._start, self._window)
+        if self._position_keys_NKW is None:
+            scores_N1X = torch.bmm(content_N1K, keys_NKW).mul_(self._scale)
+        else:
+            scores_N1X = torch.bmm(position_N1K, self._position_keys_NKW)
+            scores_N1X.baddbmm_(content_N1K, keys_NKW, beta=self._scale, alpha=self._scale)
         if filled_B is not None:
-            distance_W = torch.arange(window - 1, -1, -1, device=filled_B.device)
-            scores_BGTW.masked_fill_((distance_W > filled_B[:, None])[:, None, None], -math.inf)
-        scores = [scores_BGTW]
-        if persistent_k_HPK is not None:
-            scores.append(q_BHTK[:, heads] @ persistent_k_HPK[heads].mT)
-        exact = torch.promote_types(q_BHTK.dtype, torch.float32)
-        a_BGTX = torch.softmax(_joined(scores), dim=-1, dtype=exact)
-        if mask_HL is not None:
-            a_BGTX[..., :window] *= mask_HL[heads, None, -window:]
-        used_BGTX = a_BGTX.to(q_BHTK.dtype)
-        out_BGTK = _for_each_text(used_BGTX[..., : k_BGMK.shape[2]], v_BGMK)
-        if sees_itself:
-            out_BGTK += used_BGTX[..., window - 1 : window] * v_BHTK[:, heads]
-        if persistent_v_HPK is not None:
-            out_BGTK += used_BGTX[..., window:] @ persistent_v_HPK[heads]
-        if mask_HL is not None and renormalise:
-            out_BGTK /= a_BGTX.sum(-1, keepdim=True) + EPSILON
-        out.append(out_BGTK)
-    return _joined(out, dim=1)
+            unseen_B1W = (self._distance_W > filled_B[:, None])[:, None]
+            scores_N1X.unflatten(0, (-1, len(filled_B))).masked_fill_(unseen_B1W, -math.inf)
+        if self._persistent is not None:
+            persistent_N1P = torch.bmm(content_N1K, self._persistent[0]).mul_(self._scale)
+            scores_N1X = torch.cat([scores_N1X, persistent_N1P], dim=-1)
+        weights_N1X = torch.softmax(scores_N1X, dim=-1, dtype=self._exact)
+        if self._mask_N1W is not None:
+            weights_N1X[..., : self._window].mul_(self._mask_N1W)
+        return weights_N1X
 
-
-def _near(kv_BMXK: Tensor, rows: int) -> Tensor:
-    """The last so many rows; zeros stand in for what lies before the first."""
-    missing = rows - kv_BMXK.shape[1]
-    if missing > 0:
-        return F.pad(kv_BMXK, (0, 0, 0, 0, missing, 0))
-    return kv_BMXK[:, -missing:]
-
-
-def _for_each_text(x_BGTX: Tensor, y_BGXY: Tensor) -> Tensor:
-    """x y. The matrices of all texts would have to be copied to be one stack: that costs more than a loop."""
-    return torch.stack([torch.bmm(x_GTX, y_GXY) for x_GTX, y_GXY in zip(x_BGTX, y_BGXY, strict=True)])
-
-
-def _joined(parts: list[Tensor], dim: int = -1) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
+    def _remember(self, k_N1K: Tensor, v_N1K: Tensor) -> None:
+        end = self._start + self._window
+        if end == self._kv_2NRK.shape[2]:
+            self._kv_2NRK[:, :, : self._window] = self._kv_2NRK[:, :, self._start :].clone()
+            self._start, end = 0, self._window
+        self._kv_2NRK[0].narrow(1, end, 1).copy_(k_N1K)
+        self._kv_2NRK[1].narrow(1, end, 1).copy_(v_N1K)
+        self._start += 1

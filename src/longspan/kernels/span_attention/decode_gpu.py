@@ -1,23 +1,23 @@
-"""Span attention of one query per text on a GPU, in steps that can be recorded and replayed.
+"""Span attention for one token after another on a GPU, in steps that can be captured in a CUDA graph.
 
-A recording repeats the same operations on the same memory. So keys and values lie in rings, where the newest
-take the place of the oldest, and only numbers on the device say where that is. A head has one row more than
-it looks back: what it writes in a step, nobody reads in that step.
+A graph repeats the same operations at the same addresses. So keys and values are kept in ring buffers, where
+the newest overwrite the oldest, and counters on the device say where that is. A ring has one row more than
+the window: the row that a step writes is not read in that step.
 
-What a head sees is cut into parts of equal length, each for a program of its own, and persistent into further
-parts. A program leaves the largest score of its part, and with e = exp(score - largest) and the soft mask m
+What a head sees is cut into parts of equal length, each for a program of its own, and the persistent vectors
+into further parts. A program leaves the largest score of its part, and with e = exp(score - largest) and the
+soft mask m
 
     Z = sum of e,    Y = sum of e m,    A = sum of e m v
 
-from which the parts of a head are put together as `triton_kernels.py` does it with tiles.
+from which the parts of a head are joined as `triton_kernels.py` does it with tiles.
 
-Shapes: as in the package; R rows of all rings, C parts, N distances or persistent of a tile.
+Shapes: as in the package; R rows of all rings, C parts, N distances or persistent vectors of a tile.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longspan.kernels.span_attention.context import AttentionContext
 from longspan.kernels.span_attention.mask import EPSILON, soft_mask
 
 PART = 64
@@ -33,27 +34,18 @@ EPS = tl.constexpr(EPSILON)
 
 
 class OneToken:
-    """What heads remember and what they see it by; `attend` reads the next token of every text.
+    """The past of all heads, and `attend`, which reads the next token of every text and remembers it.
 
-    The arguments are those of the package's `span_attention`, every head a group of its own, for weights
-    that stay as they are. `filled_B` counts from there on.
+    In the context every head is a group of its own. The weights stay fixed.
     """
 
-    def __init__(
-        self,
-        *,
-        past: Sequence[Tensor],
-        windows: Sequence[int],
-        position_keys: Tensor | None,
-        content_bias_HK: Tensor | None,
-        position_bias_HK: Tensor | None,
-        filled_B: Tensor | None,
-        persistent: tuple[Tensor, Tensor] | None,
-        spans_H: Tensor | None,
-        ramp: int,
-        renormalise: bool,
-        first_distance: int,
-    ) -> None:
+    def __init__(self, context: AttentionContext) -> None:
+        past, windows, spans_H = context.past, context.windows, context.spans_H
+        filled_B, persistent, position_keys = (
+            context.filled_B,
+            context.persistent,
+            context.mapped_position_keys(),
+        )
         first = past[0]
         sizes = [window + 1 for window in windows]
         begins = list(accumulate(sizes, initial=0))
@@ -65,16 +57,16 @@ class OneToken:
         self._mask_R = None
         if spans_H is not None:
             spans = spans_H.float().split(1)
-            masks = [soft_mask(span, ramp, size)[0] for span, size in zip(spans, sizes, strict=True)]
+            masks = [soft_mask(span, context.ramp, size)[0] for span, size in zip(spans, sizes, strict=True)]
             self._mask_R = torch.cat(masks)
         self._position_keys = None if position_keys is None else position_keys.contiguous()
-        self._biases = content_bias_HK, position_bias_HK
-        self._slots = (
+        self._biases = context.content_bias_HK, context.position_bias_HK
+        self._persistent = (
             (None, None) if persistent is None else (persistent[0].contiguous(), persistent[1].contiguous())
         )
-        self._renormalise = renormalise and spans_H is not None
-        self._first_distance = first_distance
-        # Tokens since the rings were made, and rows that are filled.
+        self._renormalise = context.renormalise and spans_H is not None
+        self._first_distance = context.first_distance
+        # Tokens read since the rings were made, and filled rows.
         self._counts_2B = torch.zeros(2, first.shape[0], dtype=torch.long, device=first.device)
         self._has_filled = filled_B is not None
         if filled_B is not None:
@@ -84,12 +76,12 @@ class OneToken:
         self._parts = self._text_parts + triton.cdiv(num_persistent, PART)
 
     def attend(self, q_BHK: Tensor, k_BHK: Tensor, v_BHK: Tensor) -> Tensor:
-        """[B, H, K]. The heads of a text lie one after the other."""
+        """[B, H, K]. The heads of a text must be contiguous."""
         batch, heads, width = q_BHK.shape
         out_BHK = q_BHK.new_empty(batch, heads, width)
         sums_3BHC = q_BHK.new_empty(3, batch, heads, self._parts, dtype=torch.float32)
         found_BHCK = q_BHK.new_empty(batch, heads, self._parts, width, dtype=torch.float32)
-        keys, (persistent_k_HPK, persistent_v_HPK) = self._position_keys, self._slots
+        keys, (persistent_k_HPK, persistent_v_HPK) = self._position_keys, self._persistent
         constants = {"WIDTH": width, "BK": triton.next_power_of_2(width)}
         _part_kernel[(self._parts, batch * heads)](
             q_BHK, k_BHK, v_BHK, self._rings_RB2K, self._heads_H2, self._counts_2B, self._mask_R, keys,
@@ -99,8 +91,8 @@ class OneToken:
             keys.stride(0) if keys is not None and keys.dim() == 3 else 0, 1 / math.sqrt(width),
             HAS_SPANS=self._mask_R is not None, HAS_POSITIONS=keys is not None,
             HAS_CONTENT_BIAS=self._biases[0] is not None, HAS_POSITION_BIAS=self._biases[1] is not None,
-            HAS_SLOTS=persistent_k_HPK is not None, HAS_FILLED=self._has_filled, FIRST=self._first_distance,
-            BN=PART, **constants,
+            HAS_PERSISTENT=persistent_k_HPK is not None, HAS_FILLED=self._has_filled,
+            FIRST=self._first_distance, BN=PART, **constants,
         )  # fmt: skip
         _join_kernel[(batch * heads,)](
             out_BHK, sums_3BHC, found_BHCK, self._counts_2B, batch, heads, self._parts,
@@ -111,12 +103,12 @@ class OneToken:
 
 @triton.jit
 def _part_kernel(
-    Q, K, V, RINGS, HEADS, COUNTS, MASK, POSITION_KEYS, CONTENT_BIAS, POSITION_BIAS, SLOT_K, SLOT_V,
-    SUMS, FOUND,
+    Q, K, V, RINGS, HEADS, COUNTS, MASK, POSITION_KEYS, CONTENT_BIAS, POSITION_BIAS, PERSISTENT_K,
+    PERSISTENT_V, SUMS, FOUND,
     step_q, step_k, step_v, batch, heads, parts, text_parts, num_persistent, keys_of_head, scale,
     WIDTH: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, FIRST: tl.constexpr,
     HAS_SPANS: tl.constexpr, HAS_POSITIONS: tl.constexpr, HAS_CONTENT_BIAS: tl.constexpr,
-    HAS_POSITION_BIAS: tl.constexpr, HAS_SLOTS: tl.constexpr, HAS_FILLED: tl.constexpr,
+    HAS_POSITION_BIAS: tl.constexpr, HAS_PERSISTENT: tl.constexpr, HAS_FILLED: tl.constexpr,
 ):  # fmt: skip
     part, row = tl.program_id(0), tl.program_id(1)
     text, head = row // heads, row % heads
@@ -166,17 +158,17 @@ def _part_kernel(
         mask_N = seen_N.to(tl.float32)
         if HAS_SPANS:
             mask_N = tl.load(MASK + begin + i_N, mask=seen_N, other=0.0)
-    elif HAS_SLOTS:
+    elif HAS_PERSISTENT:
         i_N = (part - text_parts) * BN + tl.arange(0, BN)
         seen_N = i_N < num_persistent
         at_NK = (head * num_persistent + i_N[:, None]) * WIDTH + k_K[None, :]
         here_NK = seen_N[:, None] & inside_K[None, :]
-        k_NK = tl.load(SLOT_K + at_NK, mask=here_NK, other=0.0).to(tl.float32)
-        v_NK = tl.load(SLOT_V + at_NK, mask=here_NK, other=0.0).to(tl.float32)
+        k_NK = tl.load(PERSISTENT_K + at_NK, mask=here_NK, other=0.0).to(tl.float32)
+        v_NK = tl.load(PERSISTENT_V + at_NK, mask=here_NK, other=0.0).to(tl.float32)
         score_N = tl.where(seen_N, tl.sum(k_NK * content_K[None, :], 1) * scale, float("-inf"))
         mask_N = seen_N.to(tl.float32)
     top = tl.max(score_N, 0)
-    e_N = tl.exp(score_N - tl.where(top == float("-inf"), 0.0, top))  # perhaps there is nothing to be seen
+    e_N = tl.exp(score_N - tl.where(top == float("-inf"), 0.0, top))  # a part may see nothing
     weight_N = e_N * mask_N
     size = batch * heads * parts
     place = row * parts + part
@@ -192,7 +184,7 @@ def _join_kernel(
     MOST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, RENORMALISE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    if row % heads == 0:  # one of a text's heads counts, now that all have looked
+    if row % heads == 0:  # one program per text counts the token
         count = COUNTS + row // heads
         tl.store(count, tl.load(count) + 1)
         tl.store(count + batch, tl.load(count + batch) + 1)

@@ -22,74 +22,64 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from longspan.kernels.span_attention.context import AttentionContext
 from longspan.kernels.span_attention.mask import EPSILON, soft_mask
-from longspan.kernels.span_attention.queries import biased, position_queries
 
 CHUNK = 64
 
 
-def span_attention(
-    q_BHTK: Tensor,
-    k_BHSK: Tensor,
-    v_BHSK: Tensor,
-    *,
-    window: int,
-    position_keys: Tensor | None = None,
-    content_bias_HK: Tensor | None = None,
-    position_bias_HK: Tensor | None = None,
-    position_map_HKE: Tensor | None = None,
-    filled_B: Tensor | None = None,
-    persistent: tuple[Tensor, Tensor] | None = None,
-    spans_H: Tensor | None = None,
-    ramp: int = 1,
-    renormalise: bool = True,
-    first_distance: int = 1,
-    dropout: float = 0.0,
-) -> Tensor:
-    """As described in the package's docstring, [B, H, T, K]; the last T keys belong to the block of queries.
+def span_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: AttentionContext) -> Tensor:
+    """As described in the package's docstring, [B, H, T, K]; a group has the longest window of its heads."""
+    # One split: a slice for every group would add up a gradient of the whole tensor for each.
+    splits = (x_BHTK.split(context.group_sizes, dim=1) for x_BHTK in (q_BHTK, k_BHTK, v_BHTK))
+    out = []
+    for (_, group), q_BGTK, k_BGTK, v_BGTK in zip(context.groups(), *splits, strict=True):
+        past_k_BGMK, past_v_BGMK = group.past[0].transpose(1, 2).chunk(2, dim=1)
+        k_BGSK, v_BGSK = torch.cat([past_k_BGMK, k_BGTK], dim=2), torch.cat([past_v_BGMK, v_BGTK], dim=2)
+        out.append(_group(q_BGTK, k_BGSK, v_BGSK, group))
+    return out[0] if len(out) == 1 else torch.cat(out, dim=1)
 
-    Row i of `position_keys`, [L, K] or [H, L, K], belongs to distance `first_distance + i`; with a map of
-    every head they are e_d, [L, E]. `filled_B` says how many of the last keys before the block are there; it
-    needs `first_distance` 0, so that every query sees at least itself.
-    `persistent` are keys and values, each [H, P, K]. `spans_H` are in tokens and get a gradient;
-    `renormalise` is about them only. `dropout` acts on the weights and is off at 0.
-    """
-    if filled_B is not None and first_distance != 0:
-        raise ValueError("with filled_B a query must see itself: first_distance must be 0")
+
+def _group(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, context: AttentionContext) -> Tensor:
+    """Heads of one window; the last T keys belong to the block of queries."""
     batch, heads, block, width = q_BHTK.shape
+    window = max(context.windows)
     persistent_k_NPK, persistent_v_NPK = (
-        (None, None) if persistent is None else (_of_every_row(x, q_BHTK) for x in persistent)
+        (None, None)
+        if context.persistent is None
+        else (_of_every_row(x_HPK, q_BHTK) for x_HPK in context.persistent)
     )
     mask_HX = None
-    if spans_H is not None:
-        mask_HX = soft_mask(spans_H, ramp, window).flip(1)
+    if context.spans_H is not None:
+        mask_HX = soft_mask(context.spans_H, context.ramp, window).flip(1)
         if persistent_k_NPK is not None:
             mask_HX = F.pad(mask_HX, (0, persistent_k_NPK.shape[1]), value=1.0)
     p_NWK = position_q_BHTK = None
-    if position_keys is not None:
-        p_NWK = _of_every_row(position_keys[..., :window, :].flip(-2), q_BHTK)
-        if any(x is not None for x in (content_bias_HK, position_bias_HK, position_map_HKE)):
-            position_q_BHTK = position_queries(q_BHTK, position_bias_HK, position_map_HKE)
+    if context.position_keys is not None:
+        p_NWK = _of_every_row(context.position_keys[..., :window, :].flip(-2), q_BHTK)
+        others = (context.content_bias_HK, context.position_bias_HK, context.position_map_HKE)
+        if any(x is not None for x in others):
+            position_q_BHTK = context.position_queries(q_BHTK)
     with torch.autocast(q_BHTK.device.type, enabled=False):
         out_NTK: Tensor = _SpanAttention.apply(  # type: ignore[no-untyped-call]
-            biased(q_BHTK, content_bias_HK),
-            _band(k_BHSK, window, block, first_distance),
-            _band(v_BHSK, window, block, first_distance),
+            context.content_queries(q_BHTK),
+            _band(k_BHSK, window, block, context.first_distance),
+            _band(v_BHSK, window, block, context.first_distance),
             position_q_BHTK,
             p_NWK,
             persistent_k_NPK,
             persistent_v_NPK,
             mask_HX,
-            filled_B,
+            context.filled_B,
             1 / math.sqrt(width),
-            renormalise,
-            dropout,
+            context.renormalise,
+            context.dropout,
         )
     return out_NTK.view(batch, heads, block, width)
 
 
 def _of_every_row(x: Tensor, q_BHTK: Tensor) -> Tensor:
-    """What all heads share, [X, K], or every head has, [H, X, K], for every row and head: [N, X, K]."""
+    """What all heads share, [X, K], or each head has, [H, X, K], as [N, X, K]."""
     batch, heads = q_BHTK.shape[:2]
     x = x.to(q_BHTK.dtype)
     return x.expand(batch * heads, -1, -1) if x.dim() == 2 else x.expand(batch, -1, -1, -1).flatten(0, 1)
@@ -133,7 +123,7 @@ def _unseen(filled_B: Tensor | None, queries: slice, window: int) -> Tensor | No
 
 
 def _by_distance(table_NCG: Tensor) -> Tensor:
-    """The view of a contiguous table in key layout that has one column per distance, oldest first."""
+    """The view in distance layout, [N, C, W], of a contiguous table in key layout."""
     rows, columns = table_NCG.shape[1:]
     return table_NCG.as_strided(
         (table_NCG.shape[0], rows, columns - rows),
@@ -143,9 +133,9 @@ def _by_distance(table_NCG: Tensor) -> Tensor:
 
 
 def _table(q_NCK: Tensor, window: int, before: Tensor | None) -> Tensor:
-    """In key layout, [N, C, G], zeros where a query does not look: of its G keys it sees W.
+    """A table in key layout, [N, C, G], with zeros where a query does not look: of its G keys it sees W.
 
-    That is never written to, so the table of the chunk before is as good, and still in the cache.
+    Only the other entries are written, so the table of the chunk before is used again, still in the cache.
     """
     count, rows = q_NCK.shape[:2]
     if before is not None and before.shape[1] == rows:
@@ -154,7 +144,7 @@ def _table(q_NCK: Tensor, window: int, before: Tensor | None) -> Tensor:
 
 
 class _SpanAttention(torch.autograd.Function):
-    """k and v are bands; position keys and the mask are oldest first, and persistent come last.
+    """k and v are bands; position keys and the mask are oldest first, and persistent vectors come last.
 
     The weights are kept as a m, before the division by `total` = <a, m> + e, which is done on the output:
     with o = (a m) v / total, the gradient of a m is (do . v - do . o) / total. Not renormalised it is do . v.
@@ -230,7 +220,7 @@ class _SpanAttention(torch.autograd.Function):
         learned_NWK = p_NWK if ctx.needs_input_grad[4] else None  # sinusoids are not
         inputs = (k_NSK, v_NSK, learned_NWK, persistent_k_NPK, persistent_v_NPK, mask_HX)
         sums: list[Any] = [None if x is None else x.new_zeros(x.shape, dtype=exact) for x in inputs]
-        dk_NSK, dv_NSK, dp_NWK, dslot_k_NPK, dslot_v_NPK, dmask_HX = sums
+        dk_NSK, dv_NSK, dp_NWK, dpersistent_k_NPK, dpersistent_v_NPK, dmask_HX = sums
         dq_NTK, table_NCG = torch.empty_like(q_NTK), None
         dposition_q_NTK = torch.empty_like(position_q_NTK) if ctx.asks_apart else None
         for number, chunk in enumerate(_chunks(q_NTK, k_NSK)):
@@ -247,7 +237,7 @@ class _SpanAttention(torch.autograd.Function):
             ds_NCX = _by_distance(torch.bmm(dout_NCK, v_NGK.mT)).to(exact)
             if persistent_v_NPK is not None:
                 used_NCP = (a_NCX if kept_NCX is None else a_NCX * kept_NCX)[..., window:].to(q_NTK.dtype)
-                _add_product(used_NCP.mT, dout_NCK, to=dslot_v_NPK)
+                _add_product(used_NCP.mT, dout_NCK, to=dpersistent_v_NPK)
                 ds_NCX = torch.cat([ds_NCX, torch.bmm(dout_NCK, persistent_v_NPK.mT).to(exact)], dim=-1)
             if kept_NCX is not None:
                 ds_NCX = ds_NCX * kept_NCX
@@ -279,7 +269,7 @@ class _SpanAttention(torch.autograd.Function):
                     torch.mul(dasked_NCK, ctx.scale, out=dposition_q_NTK[:, chunk.queries])
             if persistent_k_NPK is not None:
                 dq_NCK.baddbmm_(ds_NCP, persistent_k_NPK)
-                _add_product(ds_NCP.mT, q_NCK, to=dslot_k_NPK)
+                _add_product(ds_NCP.mT, q_NCK, to=dpersistent_k_NPK)
             torch.mul(dq_NCK, ctx.scale, out=dq_NTK[:, chunk.queries])
         dk, dv, *others = [
             None if x is None else total.to(x.dtype) for x, total in zip(inputs, sums, strict=True)
@@ -290,7 +280,7 @@ class _SpanAttention(torch.autograd.Function):
 
 
 def _scaled(q_BHTK: Tensor, scale: float) -> Tensor:
-    """[N, T, K], in one pass: heads come from a projection and lie between each other."""
+    """[N, T, K], contiguous, in one pass: the heads of a projection are interleaved."""
     return torch.mul(q_BHTK, scale, out=q_BHTK.new_empty(q_BHTK.shape)).flatten(0, 1)
 
 
@@ -302,7 +292,7 @@ def _softmax(
     persistent_k_NPK: Tensor | None,
     unseen_BCW: Tensor | None,
 ) -> Tensor:
-    """Over the distances of the window, oldest first, and then the persistent."""
+    """Over the distances of the window, oldest first, and then the persistent vectors."""
     scores = _by_distance(torch.bmm(q_NCK, k_NGK.mT))
     if p_NWK is not None:
         scores = torch.bmm(position_q_NCK, p_NWK.mT).add_(scores)

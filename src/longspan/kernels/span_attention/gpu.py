@@ -1,16 +1,13 @@
-"""Span attention on a GPU: the kernels of triton.py with the matrix products around them, and autograd.
+"""Span attention on a GPU: the kernels of `triton_kernels.py`, the products around them, and autograd.
 
-Heads come in groups that remember equally far. What a group remembers is one tensor of its keys and values,
-position by position; end to end they are the kernels' `PAST`. The term for the distance is a table, as wide
-for a head as the window of its group (`relative_bias.py`). It is kept for the backward pass, which turns its
+Heads of a group remember equally far. The past of a group is one tensor of its keys and values, position by
+position; the kernels' `PAST` is all of these end to end. The term for the distance is a table, as wide for a
+head as the longest window of its group (`relative_bias.py`). The backward pass keeps it and turns its
 gradient into those of queries and position keys.
 
-Heads that come before the first long window go to the kernels of `short`, which need no table, and the others
-to Triton. Both write parts of the same tensors, so nobody has to put heads together. Each of the two counts
-its own heads from 0, and drops by a seed of its own.
-
-The kernels add the bias of the content to queries as they read them, and sum its gradient in parts. What the
-table is made of, q + v, is written out. Its gradient is that of q too, less what came from the content.
+The kernels add the content bias u to queries as they read them, and sum its gradient in parts. The queries
+q + v that make the table are written out. Their gradient is part of that of q; without the part that came
+from the content it is the gradient of v.
 
 Shapes: as in the package, and G heads of a group, X = 2G (the keys of G heads, then their values).
 """
@@ -29,9 +26,8 @@ from torch import Tensor
 
 from longspan.errors import UserError
 from longspan.kernels.hashing import new_seed
-from longspan.kernels.span_attention import short
 from longspan.kernels.span_attention import triton_kernels as kernels
-from longspan.kernels.span_attention.queries import biased
+from longspan.kernels.span_attention.context import AttentionContext
 from longspan.kernels.span_attention.relative_bias import (
     CLASSES,
     MARGIN,
@@ -43,8 +39,8 @@ from longspan.kernels.span_attention.relative_bias import (
 
 LARGEST_HEAD = 128
 
-# Found by trying on an H200, in half precision and heads of 64: queries and keys of a tile, warps, stages of
-# the pipeline, and where it helps the most registers of a thread: more programs share a multiprocessor then.
+# Tuned on an H200, in half precision and with heads of 64: queries and keys of a tile, warps, pipeline stages
+# and, where it helps, the limit of registers per thread: more programs then run per SM.
 TILES: dict[str, tuple[int, ...]] = {
     "forward": (64, 32, 4, 3, 128),
     "far forward": (64, 64, 4, 2, 128),
@@ -56,19 +52,18 @@ TILES: dict[str, tuple[int, ...]] = {
 }
 
 FAR = 512
-"""Keys of a head, on average, from which on wide tiles go through them faster, and tables are large."""
+"""From this many keys of a head on average, wide tiles are faster and tables are large."""
 
-# Of what is fixed when a kernel is compiled, what matters to persistent: they have no distance.
-SLOT_CONSTANTS = ("WIDTH", "BK", "HAS_SPANS", "RENORMALISE", "HAS_DROPOUT", "PRECISION")
+# The constants that the kernel of persistent vectors has: they have no distance.
+PERSISTENT_CONSTANTS = ("WIDTH", "BK", "HAS_SPANS", "RENORMALISE", "HAS_DROPOUT", "PRECISION")
 
 
 class Layout(NamedTuple):
-    """Where every head finds its past and its table, in rows of 8 numbers, and how large all of it is."""
+    """For every head 8 numbers: where its past and its table lie (`triton_kernels.py`); and sizes."""
 
     heads: Tensor
     table: Sizes
     longest_reach: int
-    longest_window: int
 
 
 class Options(NamedTuple):
@@ -80,69 +75,8 @@ class Options(NamedTuple):
     dropout: float
     windows_follow_spans: bool
 
-    def for_short(self) -> short.Options:
-        return short.Options(self.ramp, self.first_distance, self.dropout, self.windows_follow_spans)
 
-
-class Part(NamedTuple):
-    """Heads that the same kernels compute: which they are, where their past lies end to end, their layout."""
-
-    heads: slice
-    past: slice
-    layout: Layout
-
-
-class Given(NamedTuple):
-    """What goes in, with all pasts end to end; `keys` are the position keys as kernels read them."""
-
-    q_BHTK: Tensor
-    k_BHTK: Tensor
-    v_BHTK: Tensor
-    past: Tensor
-    content_bias_HK: Tensor | None
-    position_bias_HK: Tensor | None
-    position_keys: Tensor | None
-    keys: Tensor | None
-    persistent_k_HPK: Tensor | None
-    persistent_v_HPK: Tensor | None
-    spans_H: Tensor | None
-    filled_B: Tensor | None
-
-    def of(self, part: Part) -> Given:
-        """The part of these heads. A part has no biases, persistent vectors or per-head position keys."""
-        q_BHTK, k_BHTK, v_BHTK = (x_BHTK[:, part.heads] for x_BHTK in self[:3])
-        spans_H = None if self.spans_H is None else self.spans_H[part.heads]
-        return self._replace(
-            q_BHTK=q_BHTK, k_BHTK=k_BHTK, v_BHTK=v_BHTK, past=self.past[part.past], spans_H=spans_H
-        )
-
-    def for_short(self, part: Part, seed: Tensor | None) -> short.Given:
-        own = self.of(part)
-        assert own.keys is not None, "asked before"
-        assert own.spans_H is not None, "asked before"
-        return short.Given(*own[:4], own.keys, part.layout.heads, own.spans_H, seed)
-
-
-class Made(NamedTuple):
-    """What Triton's forward pass leaves for its backward pass."""
-
-    asked_BHTK: Tensor
-    table: Tensor | None
-    lse_BHT: Tensor
-
-
-class Gradients(NamedTuple):
-    """Those that are sums over queries, in the order of what they belong to."""
-
-    content_bias_HK: Tensor | None = None
-    position_bias_HK: Tensor | None = None
-    position_keys: Tensor | None = None
-    persistent_k_HPK: Tensor | None = None
-    persistent_v_HPK: Tensor | None = None
-    spans_H: Tensor | None = None
-
-
-@cache  # for good: a recorded step knows where its tables lie
+@cache  # never freed: a CUDA graph reads them at their address
 def _layout(
     windows: tuple[int, ...],
     pasts: tuple[tuple[int, int], ...],
@@ -162,44 +96,26 @@ def _layout(
             before += columns
         head, past, most = head + size, past + batch * reach * 2 * size, max(most, columns)
     table = Sizes(2 * MARGIN + rows * before, before, most)
-    longest_reach = max(reach for reach, _ in pasts)
-    return Layout(torch.tensor(heads, device=device), table, longest_reach, max(windows))
+    return Layout(torch.tensor(heads, device=device), table, max(reach for reach, _ in pasts))
 
 
-def span_attention(
-    q_BHTK: Tensor,
-    k_BHTK: Tensor,
-    v_BHTK: Tensor,
-    *,
-    past: Sequence[Tensor],
-    windows: Sequence[int],
-    position_keys: Tensor | None = None,
-    content_bias_HK: Tensor | None = None,
-    position_bias_HK: Tensor | None = None,
-    position_map_HKE: Tensor | None = None,
-    filled_B: Tensor | None = None,
-    persistent: tuple[Tensor, Tensor] | None = None,
-    spans_H: Tensor | None = None,
-    ramp: int = 1,
-    renormalise: bool = True,
-    first_distance: int = 1,
-    dropout: float = 0.0,
-    windows_follow_spans: bool = False,
-) -> Tensor:
-    """As the door in the package describes it, [B, H, T, K]."""
+def span_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: AttentionContext) -> Tensor:
+    """As the package's docstring says, [B, H, T, K]."""
     dtype = q_BHTK.dtype
-    if any(kv_BMXK.numel() >= 2**31 for kv_BMXK in past):
+    if any(kv_BMXK.numel() >= 2**31 for kv_BMXK in context.past):
         raise UserError(
             "the memory of a layer is too large for the kernels: use smaller batches or micro_batches"
         )
     persistent_k_HPK, persistent_v_HPK = (
-        (None, None) if persistent is None else (x.to(dtype).contiguous() for x in persistent)
+        (None, None) if context.persistent is None else (x.to(dtype).contiguous() for x in context.persistent)
     )
-    if position_keys is not None and position_map_HKE is not None:
-        # Even for few queries: mapped, they are as wide as the model, and tiles of such rows find no room.
-        position_keys = position_keys @ position_map_HKE.mT
+    content_bias_HK, position_bias_HK = context.content_bias_HK, context.position_bias_HK
     if position_bias_HK is not None and content_bias_HK is None:
         content_bias_HK = torch.zeros_like(position_bias_HK)
+    position_keys = (
+        context.mapped_position_keys()
+    )  # mapped queries are as wide as the model: too wide for tiles
+    options = Options(*(getattr(context, name) for name in Options._fields))
     with torch.autocast(q_BHTK.device.type, enabled=False):
         out: Tensor = _SpanAttention.apply(  # type: ignore[no-untyped-call]
             _rows_inside(q_BHTK),
@@ -210,17 +126,17 @@ def span_attention(
             position_keys,
             persistent_k_HPK,
             persistent_v_HPK,
-            None if spans_H is None else spans_H.float().contiguous(),
-            filled_B,
-            tuple(windows),
-            Options(ramp, renormalise, first_distance, dropout, windows_follow_spans),
-            *(kv_BMXK.to(dtype).transpose(0, 1).contiguous() for kv_BMXK in past),
+            None if context.spans_H is None else context.spans_H.float().contiguous(),
+            context.filled_B,
+            tuple(context.windows),
+            options,
+            *(kv_BMXK.to(dtype).transpose(0, 1).contiguous() for kv_BMXK in context.past),
         )
     return out
 
 
 def _rows_inside(x_BHTK: Tensor) -> Tensor:
-    """With the numbers of a row side by side, as the kernels read them."""
+    """With contiguous rows, as the kernels read them."""
     return x_BHTK if x_BHTK.stride(-1) == 1 else x_BHTK.contiguous()
 
 
@@ -242,213 +158,119 @@ class _SpanAttention(torch.autograd.Function):
         options: Options,
         *pasts_MBXK: Tensor,
     ) -> Tensor:
-        given = Given(
-            q_BHTK, k_BHTK, v_BHTK, _end_to_end(pasts_MBXK), content_bias_HK, position_bias_HK, position_keys,
-            None if position_keys is None else position_keys.to(q_BHTK.dtype).contiguous(),
-            persistent_k_HPK, persistent_v_HPK, spans_H, filled_B,
+        batch, heads, block, width = q_BHTK.shape
+        pasts = tuple((past_MBXK.shape[0], past_MBXK.shape[2] // 2) for past_MBXK in pasts_MBXK)
+        layout = _layout(windows, pasts, batch, block, q_BHTK.device)
+        past = _end_to_end(pasts_MBXK)
+        out_BHTK = _like_rows(q_BHTK)
+        lse_BHT = q_BHTK.new_empty(batch, heads, block, dtype=torch.float32)
+        seed = new_seed(q_BHTK.device) if options.dropout > 0 else None
+        position_q_BHTK = q_BHTK
+        if position_bias_HK is not None:
+            position_q_BHTK = q_BHTK + position_bias_HK.to(q_BHTK.dtype)[:, None]
+        keys = table = None
+        if position_keys is not None:
+            keys = position_keys.to(q_BHTK.dtype).contiguous()
+            table = distance_table(position_q_BHTK, keys, layout.heads, layout.table, options.first_distance)
+        num_persistent = 0 if persistent_k_HPK is None else persistent_k_HPK.shape[1]
+        tile = _tiles("far forward" if _looks_far(layout, heads, num_persistent) else "forward", q_BHTK)
+        constants = _constants(q_BHTK, position_keys, spans_H, filled_B, options)
+        kernels.forward_kernel[(triton.cdiv(block, tile["BM"]), batch * heads)](
+            q_BHTK, k_BHTK, v_BHTK, past, table, persistent_k_HPK, persistent_v_HPK, content_bias_HK,
+            out_BHTK, lse_BHT, layout.heads, spans_H, filled_B, seed,
+            *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK),
+            batch, heads, block, num_persistent, **_numbers(width, options), **constants,
+            HAS_PERSISTENT=num_persistent > 0, WHOLE_PERSISTENT=_whole_tiles(num_persistent, tile),
+            HAS_BIAS=content_bias_HK is not None, FIRST=options.first_distance, **tile,
         )  # fmt: skip
-        near, rest = ctx.parts = _parted(given, pasts_MBXK, windows, options)
-        near_seed, seed = (
-            None if part is None or options.dropout == 0 else new_seed(q_BHTK.device) for part in ctx.parts
-        )
-        out_BHTK, near_lse_BHT = _like_rows(q_BHTK), None
-        made: Sequence[Tensor | None] = [None] * len(Made._fields)
-        if near is not None:
-            near_lse_BHT = short.forward(
-                given.for_short(near, near_seed), out_BHTK[:, near.heads],
-                near.layout.longest_window, options.for_short(),
-            )  # fmt: skip
-        if rest is not None:
-            made = _forward_by_triton(given.of(rest), out_BHTK[:, rest.heads], seed, rest.layout, options)
-        ctx.save_for_backward(out_BHTK, near_lse_BHT, near_seed, seed, *made, *given)
-        ctx.options, ctx.past_shapes = options, [past_MBXK.shape for past_MBXK in pasts_MBXK]
+        ctx.save_for_backward(
+            q_BHTK, k_BHTK, v_BHTK, past, content_bias_HK, position_q_BHTK, position_keys, keys,
+            persistent_k_HPK, persistent_v_HPK, spans_H, filled_B, table, out_BHTK, lse_BHT, seed,
+        )  # fmt: skip
+        ctx.has_position_bias, ctx.layout, ctx.options = position_bias_HK is not None, layout, options
+        ctx.past_shapes = [past_MBXK.shape for past_MBXK in pasts_MBXK]
         return out_BHTK
 
     @staticmethod
     def backward(ctx: Any, dout_BHTK: Tensor) -> tuple[Tensor | None, ...]:
-        out_BHTK, near_lse_BHT, near_seed, seed, *saved = ctx.saved_tensors
-        made, given = Made(*saved[: len(Made._fields)]), Given(*saved[len(Made._fields) :])
-        (near, rest), options = ctx.parts, ctx.options
+        (
+            q_BHTK, k_BHTK, v_BHTK, past, content_bias_HK, position_q_BHTK, position_keys, keys,
+            persistent_k_HPK, persistent_v_HPK, spans_H, filled_B, table, out_BHTK, lse_BHT, seed,
+        ) = ctx.saved_tensors  # fmt: skip
+        layout, options = ctx.layout, ctx.options
+        batch, heads, block, width = q_BHTK.shape
+        num_persistent = 0 if persistent_k_HPK is None else persistent_k_HPK.shape[1]
         dout_BHTK = _rows_inside(dout_BHTK)
-        # Side by side, as they are projected.
-        dqkv_BHTK = _like_rows(given.q_BHTK, 3).chunk(3, dim=1)
-        dpast = torch.empty_like(given.past) if any(ctx.needs_input_grad[-len(ctx.past_shapes) :]) else None
-        gradients = Gradients()
-        if rest is not None:
-            gradients = _backward_by_triton(
-                dout_BHTK[:, rest.heads], given.of(rest), made, out_BHTK[:, rest.heads], seed,
-                *_written(rest, dqkv_BHTK, dpast), rest.layout, options,
-            )  # fmt: skip
-        if near is not None:
-            sums = short.backward(
-                dout_BHTK[:, near.heads], given.for_short(near, near_seed), out_BHTK[:, near.heads],
-                near_lse_BHT, *_written(near, dqkv_BHTK, dpast),
-                near.layout.longest_window, near.layout.longest_reach, options.for_short(),
-            )  # fmt: skip
-            gradients = _with_those_before(gradients, sums)
-        return (*dqkv_BHTK, *gradients, None, None, None, *_cut(dpast, ctx.past_shapes))
-
-
-def _parted(
-    given: Given, pasts_MBXK: Sequence[Tensor], windows: tuple[int, ...], options: Options
-) -> tuple[Part | None, Part | None]:
-    """The heads for `short`, whole groups before the first that has a long window, and those for Triton."""
-    batch, _, block, _ = given.q_BHTK.shape
-    reaches, sizes = zip(*((past.shape[0], past.shape[2] // 2) for past in pasts_MBXK), strict=True)
-    numbers = [past_MBXK.numel() for past_MBXK in pasts_MBXK]
-
-    def part(groups: slice) -> Part:
-        heads, past = _run(sizes, groups), _run(numbers, groups)
-        pasts = tuple(zip(reaches[groups], sizes[groups], strict=True))
-        return Part(heads, past, _layout(windows[heads], pasts, batch, block, given.q_BHTK.device))
-
-    more = (given.content_bias_HK, given.position_bias_HK, given.persistent_k_HPK, given.filled_B)
-    plain = all(x is None for x in more) and options.renormalise
-    num_short = sum(max(windows[:end]) <= short.LONGEST for end in accumulate(sizes))
-    if num_short and plain and given.keys is not None and given.spans_H is not None:
-        near = part(slice(0, num_short))
-        if short.takes(given.for_short(near, None), near.layout.longest_window, options.for_short()):
-            is_all = num_short == len(sizes)
-            return near, None if is_all else part(slice(num_short, len(sizes)))
-    return None, part(slice(0, len(sizes)))
-
-
-def _run(sizes: Sequence[int], groups: slice) -> slice:
-    """Where these groups begin and end if all lie end to end."""
-    return slice(sum(sizes[: groups.start]), sum(sizes[: groups.stop]))
-
-
-def _written(
-    part: Part, dqkv_BHTK: Sequence[Tensor], dpast: Tensor | None
-) -> tuple[list[Tensor], Tensor | None]:
-    """What these heads write of the gradients of queries, keys and values, and of the past."""
-    return [x_BHTK[:, part.heads] for x_BHTK in dqkv_BHTK], None if dpast is None else dpast[part.past]
-
-
-def _with_those_before(gradients: Gradients, sums: short.Sums) -> Gradients:
-    """With those of the heads before, if there are any others at all."""
-    if gradients.position_keys is None or gradients.spans_H is None:
-        return gradients._replace(position_keys=sums.position_keys, spans_H=sums.spans_H)
-    return gradients._replace(
-        position_keys=gradients.position_keys + sums.position_keys,
-        spans_H=torch.cat([sums.spans_H, gradients.spans_H]),
-    )
-
-
-def _forward_by_triton(
-    given: Given, out_BHTK: Tensor, seed: Tensor | None, layout: Layout, options: Options
-) -> Made:
-    batch, heads, block, width = given.q_BHTK.shape
-    q_BHTK, k_BHTK, v_BHTK, persistent_k_HPK = (
-        given.q_BHTK,
-        given.k_BHTK,
-        given.v_BHTK,
-        given.persistent_k_HPK,
-    )
-    lse_BHT = q_BHTK.new_empty(batch, heads, block, dtype=torch.float32)
-    asked_BHTK = biased(q_BHTK, given.position_bias_HK)
-    table = None
-    if given.keys is not None:
-        table = distance_table(asked_BHTK, given.keys, layout.heads, layout.table, options.first_distance)
-    num_persistent = 0 if persistent_k_HPK is None else persistent_k_HPK.shape[1]
-    tile = _tiles("far forward" if _looks_far(layout, heads, num_persistent) else "forward", q_BHTK)
-    kernels.forward_kernel[(triton.cdiv(block, tile["BM"]), batch * heads)](
-        q_BHTK, k_BHTK, v_BHTK, given.past, table, persistent_k_HPK, given.persistent_v_HPK,
-        given.content_bias_HK, out_BHTK, lse_BHT, layout.heads, given.spans_H, given.filled_B, seed,
-        *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK),
-        batch, heads, block, num_persistent,
-        **_numbers(width, options), **_constants(given, options),
-        HAS_SLOTS=persistent_k_HPK is not None, WHOLE_SLOTS=_whole_tiles(persistent_k_HPK, tile),
-        HAS_BIAS=given.content_bias_HK is not None, FIRST=options.first_distance, **tile,
-    )  # fmt: skip
-    return Made(asked_BHTK, table, lse_BHT)
-
-
-def _backward_by_triton(
-    dout_BHTK: Tensor,
-    given: Given,
-    made: Made,
-    out_BHTK: Tensor,
-    seed: Tensor | None,
-    dqkv_BHTK: Sequence[Tensor],
-    dpast: Tensor | None,
-    layout: Layout,
-    options: Options,
-) -> Gradients:
-    """Write the gradients of queries, keys and values, and of the past if it is not None; give the others."""
-    (
-        q_BHTK, k_BHTK, v_BHTK, past, content_bias_HK, position_bias_HK, position_keys, keys,
-        persistent_k_HPK, persistent_v_HPK, spans_H, filled_B,
-    ) = given  # fmt: skip
-    asked_BHTK, table, lse_BHT = made
-    dq_BHTK, dk_BHTK, dv_BHTK = dqkv_BHTK
-    batch, heads, block, width = q_BHTK.shape
-    num_persistent = 0 if persistent_k_HPK is None else persistent_k_HPK.shape[1]
-    inner_BHT = torch.empty_like(lse_BHT)
-    dtable = None if table is None else torch.empty_like(table)
-    # With dropout, a hash for every weight, small tables of them are sooner kept than made once more.
-    keeps = options.dropout > 0 and not _looks_far(layout, heads)
-    weights = torch.empty_like(table) if keeps and table is not None else None
-    numbers, constants = _numbers(width, options), _constants(given, options)
-    tile = _tiles("dropped queries" if options.dropout > 0 else "queries", q_BHTK)
-    query_tiles = triton.cdiv(block, tile["BM"])
-    dspans = q_BHTK.new_empty(heads, batch, query_tiles, dtype=torch.float32)
-    content_q_BHTK, dbiases = q_BHTK, None
-    if content_bias_HK is not None:
-        content_q_BHTK, dbiases = torch.empty_like(out_BHTK), dspans.new_empty(*dspans.shape, width)
-    kernels.query_gradient_kernel[(query_tiles, batch * heads)](
-        q_BHTK, k_BHTK, v_BHTK, past, table, persistent_k_HPK, persistent_v_HPK, content_bias_HK, out_BHTK,
-        dout_BHTK,
-        lse_BHT, inner_BHT, layout.heads, spans_H, filled_B, seed,
-        dq_BHTK, dtable, weights, dspans, dbiases, content_q_BHTK,
-        *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK, dout_BHTK, dq_BHTK),
-        batch, heads, block, num_persistent, **numbers, **constants, **tile,
-        HAS_SLOTS=num_persistent > 0, WHOLE_SLOTS=_whole_tiles(persistent_k_HPK, tile),
-        HAS_BIAS=dbiases is not None, KEEPS=weights is not None, FIRST=options.first_distance,
-    )  # fmt: skip
-    tile = _tiles("keys" if weights is None else "kept keys", q_BHTK)
-    key_tiles = triton.cdiv(block, tile["BN"])
-    if dpast is not None:
-        key_tiles += triton.cdiv(layout.longest_reach, tile["BN"])
-    kernels.key_gradient_kernel[(key_tiles, batch * heads)](
-        content_q_BHTK, k_BHTK, v_BHTK, past, table, weights, dtable, dout_BHTK, lse_BHT,
-        inner_BHT, layout.heads, spans_H, filled_B, seed, dk_BHTK, dv_BHTK,
-        past if dpast is None else dpast,
-        *_strides(content_q_BHTK, k_BHTK, v_BHTK, dout_BHTK, dk_BHTK, dv_BHTK),
-        batch, heads, block, **numbers, **constants, **tile,
-        KEEPS=weights is not None, FIRST=options.first_distance,
-    )  # fmt: skip
-    del weights
-    dslot_k = dslot_v = None
-    if persistent_k_HPK is not None and persistent_v_HPK is not None:
-        tile = _tiles("persistent", q_BHTK)
-        persistent_tiles = triton.cdiv(num_persistent, tile["BN"])
-        parts = min(batch, max(1, 1024 // (persistent_tiles * heads)))
-        lanes = triton.cdiv(batch, parts)
-        parts = triton.cdiv(batch, lanes)
-        sums = q_BHTK.new_empty(2, parts, *persistent_k_HPK.shape, dtype=torch.float32)
-        del numbers["ramp"], numbers["slope"]
-        kernels.persistent_gradient_kernel[(persistent_tiles, heads, parts)](
-            content_q_BHTK, persistent_k_HPK, persistent_v_HPK, dout_BHTK, lse_BHT, inner_BHT, seed,
-            sums[0], sums[1],
-            *_strides(content_q_BHTK, dout_BHTK),
-            batch, heads, block, num_persistent, lanes, **numbers, **tile,
-            **{name: constants[name] for name in SLOT_CONSTANTS},
+        inner_BHT = torch.empty_like(lse_BHT)
+        dtable = None if table is None else torch.empty_like(table)
+        # With dropout every weight needs a hash: where tables are small it is faster to keep the weights.
+        keeps = table is not None and options.dropout > 0 and not _looks_far(layout, heads)
+        weights = torch.empty_like(table) if keeps else None
+        # In one tensor, as they were projected.
+        dq_BHTK, dk_BHTK, dv_BHTK = _like_rows(q_BHTK, 3).chunk(3, dim=1)
+        dpast = torch.empty_like(past) if any(ctx.needs_input_grad[-len(ctx.past_shapes) :]) else None
+        numbers = _numbers(width, options)
+        constants = _constants(q_BHTK, position_keys, spans_H, filled_B, options)
+        tile = _tiles("dropped queries" if options.dropout > 0 else "queries", q_BHTK)
+        query_tiles = triton.cdiv(block, tile["BM"])
+        dspans = q_BHTK.new_empty(heads, batch, query_tiles, dtype=torch.float32)
+        content_q_BHTK, dbiases = q_BHTK, None
+        if content_bias_HK is not None:
+            content_q_BHTK, dbiases = torch.empty_like(out_BHTK), dspans.new_empty(*dspans.shape, width)
+        kernels.query_gradient_kernel[(query_tiles, batch * heads)](
+            q_BHTK, k_BHTK, v_BHTK, past, table, persistent_k_HPK, persistent_v_HPK, content_bias_HK,
+            out_BHTK, dout_BHTK, lse_BHT, inner_BHT, layout.heads, spans_H, filled_B, seed,
+            dq_BHTK, dtable, weights, dspans, dbiases, content_q_BHTK,
+            *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK, dout_BHTK, dq_BHTK),
+            batch, heads, block, num_persistent, **numbers, **constants, **tile,
+            HAS_PERSISTENT=num_persistent > 0, WHOLE_PERSISTENT=_whole_tiles(num_persistent, tile),
+            HAS_BIAS=dbiases is not None, KEEPS=keeps, FIRST=options.first_distance,
         )  # fmt: skip
-        dslot_k, dslot_v = sums.sum(1).to(persistent_k_HPK.dtype)
-    dposition_keys = None
-    if dtable is not None and keys is not None and position_keys is not None:
-        dposition_keys = distance_gradients(
-            dtable, asked_BHTK, keys, layout.heads, layout.table, options.first_distance,
-            scale=numbers["scale"], dasked_BHTK=dq_BHTK, dtype=position_keys.dtype,
+        tile = _tiles("kept keys" if keeps else "keys", q_BHTK)
+        key_tiles = triton.cdiv(block, tile["BN"])
+        if dpast is not None:
+            key_tiles += triton.cdiv(layout.longest_reach, tile["BN"])
+        kernels.key_gradient_kernel[(key_tiles, batch * heads)](
+            content_q_BHTK, k_BHTK, v_BHTK, past, table, weights, dtable, dout_BHTK, lse_BHT,
+            inner_BHT, layout.heads, spans_H, filled_B, seed, dk_BHTK, dv_BHTK,
+            past if dpast is None else dpast,
+            *_strides(content_q_BHTK, k_BHTK, v_BHTK, dout_BHTK, dk_BHTK, dv_BHTK),
+            batch, heads, block, **numbers, **constants, **tile,
+            KEEPS=keeps, FIRST=options.first_distance,
         )  # fmt: skip
-    dcontent_bias_HK = dposition_bias_HK = None
-    if dbiases is not None:
-        dcontent_bias_HK = dbiases.sum((1, 2))
-        if position_bias_HK is not None:
-            dposition_bias_HK = dq_BHTK.sum((0, 2), dtype=torch.float32) - dcontent_bias_HK
-    dspans_H = None if spans_H is None else dspans.sum((1, 2))
-    return Gradients(dcontent_bias_HK, dposition_bias_HK, dposition_keys, dslot_k, dslot_v, dspans_H)
+        del weights
+        dpersistent_k = dpersistent_v = None
+        if num_persistent > 0:
+            tile = _tiles("persistent", q_BHTK)
+            persistent_tiles = triton.cdiv(num_persistent, tile["BN"])
+            parts = min(batch, max(1, 1024 // (persistent_tiles * heads)))
+            texts = triton.cdiv(batch, parts)
+            parts = triton.cdiv(batch, texts)
+            sums = q_BHTK.new_empty(2, parts, *persistent_k_HPK.shape, dtype=torch.float32)
+            kernels.persistent_gradient_kernel[(persistent_tiles, heads, parts)](
+                content_q_BHTK, persistent_k_HPK, persistent_v_HPK, dout_BHTK, lse_BHT, inner_BHT, seed,
+                sums[0], sums[1],
+                *_strides(content_q_BHTK, dout_BHTK), batch, heads, block, num_persistent, texts,
+                **{name: numbers[name] for name in ("scale", "threshold", "keep_scale")},
+                **{name: constants[name] for name in PERSISTENT_CONSTANTS}, **tile,
+            )  # fmt: skip
+            dpersistent_k, dpersistent_v = sums.sum(1).to(persistent_k_HPK.dtype)
+        dposition_keys = None
+        if dtable is not None:
+            dposition_keys = distance_gradients(
+                dtable, position_q_BHTK, keys, layout.heads, layout.table, options.first_distance,
+                scale=numbers["scale"], dasked_BHTK=dq_BHTK, dtype=position_keys.dtype,
+            )  # fmt: skip
+        dcontent_bias_HK = dposition_bias_HK = None
+        if dbiases is not None:
+            dcontent_bias_HK = dbiases.sum((1, 2))
+            if ctx.has_position_bias:
+                dposition_bias_HK = dq_BHTK.sum((0, 2), dtype=torch.float32) - dcontent_bias_HK
+        dspans_H = None if spans_H is None else dspans.sum((1, 2))
+        return (
+            dq_BHTK, dk_BHTK, dv_BHTK, dcontent_bias_HK, dposition_bias_HK, dposition_keys,
+            dpersistent_k, dpersistent_v, dspans_H, None, None, None, *_cut(dpast, ctx.past_shapes),
+        )  # fmt: skip
 
 
 def _looks_far(layout: Layout, heads: int, num_persistent: int = 0) -> bool:
@@ -456,13 +278,13 @@ def _looks_far(layout: Layout, heads: int, num_persistent: int = 0) -> bool:
 
 
 def _like_rows(x_BHTK: Tensor, times: int = 1) -> Tensor:
-    """Room for so many tensors of this shape that lies as [B, T, H, K]: what follows joins the heads."""
+    """Memory for `times` such tensors, laid out as [B, T, H, K]: the next product joins the heads."""
     batch, heads, block, width = x_BHTK.shape
     return x_BHTK.new_empty(batch, block, times * heads, width).transpose(1, 2)
 
 
 def _end_to_end(tensors: Sequence[Tensor]) -> Tensor:
-    """All numbers of some tensors in one row: without a copy if they follow each other in memory."""
+    """All tensors in one row: without a copy if they follow each other in memory."""
     first = tensors[0]
     starts = accumulate((tensor.numel() for tensor in tensors), initial=first.storage_offset())
     follow = all(
@@ -476,7 +298,7 @@ def _end_to_end(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _cut(row: Tensor | None, shapes: Sequence[torch.Size]) -> list[Tensor | None]:
-    """The way back: tensors of these shapes."""
+    """The inverse: tensors of these shapes."""
     if row is None:
         return [None] * len(shapes)
     parts = row.split([shape.numel() for shape in shapes])
@@ -497,24 +319,30 @@ def _numbers(width: int, options: Options) -> dict[str, float]:
     }
 
 
-def _constants(given: Given, options: Options) -> dict[str, Any]:
-    width = given.q_BHTK.shape[-1]
+def _constants(
+    q_BHTK: Tensor,
+    position_keys: Tensor | None,
+    spans_H: Tensor | None,
+    filled_B: Tensor | None,
+    options: Options,
+) -> dict[str, Any]:
+    width = q_BHTK.shape[-1]
     return {
         "WIDTH": width,
         "BK": max(16, triton.next_power_of_2(width)),
-        "HAS_POSITIONS": given.keys is not None,
-        "HAS_SPANS": given.spans_H is not None,
+        "HAS_POSITIONS": position_keys is not None,
+        "HAS_SPANS": spans_H is not None,
         "RENORMALISE": options.renormalise,
-        "FOLLOWS": options.windows_follow_spans and given.spans_H is not None,
-        "HAS_FILLED": given.filled_B is not None,
+        "FOLLOWS": options.windows_follow_spans and spans_H is not None,
+        "HAS_FILLED": filled_B is not None,
         "HAS_DROPOUT": options.dropout > 0,
-        "PRECISION": "ieee" if given.q_BHTK.dtype == torch.float32 else "tf32",
+        "PRECISION": "ieee" if q_BHTK.dtype == torch.float32 else "tf32",
     }
 
 
-def _whole_tiles(persistent_k_HPK: Tensor | None, tile: dict[str, int]) -> bool:
-    """Whether the persistent fill their tiles."""
-    return persistent_k_HPK is not None and persistent_k_HPK.shape[1] % tile["BN"] == 0
+def _whole_tiles(num_persistent: int, tile: dict[str, int]) -> bool:
+    """Whether the persistent vectors fill their tiles."""
+    return num_persistent > 0 and num_persistent % tile["BN"] == 0
 
 
 def _tiles(kernel: str, q_BHTK: Tensor) -> dict[str, int]:

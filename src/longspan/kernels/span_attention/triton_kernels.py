@@ -35,7 +35,7 @@ from longspan.kernels.span_attention.mask import EPSILON
 EPS = tl.constexpr(EPSILON)
 LOG2E = tl.constexpr(1.4426950408889634)
 BEYOND = tl.constexpr(1 << 30)  # the position that no tile begins at
-SLOTS = tl.constexpr(1 << 30)  # the position that persistent begin at, for dropout
+PERSISTENT_BEGIN = tl.constexpr(1 << 30)  # for dropout: the position of the first persistent vector
 
 # The table of heads has 8 numbers in a row. Those of the past count in rows of a head, WIDTH numbers each.
 #   0 window   1 reach   2 keys in PAST   3 values in PAST   4 step of the batch   5 step of a position
@@ -224,13 +224,13 @@ def _forward_tiles(
 
 @triton.jit
 def forward_kernel(
-    Q, K, V, PAST, R, SLOT_K, SLOT_V, BIAS, OUT, LSE, HEADS, SPANS, FILLED, SEED,
+    Q, K, V, PAST, R, PERSISTENT_K, PERSISTENT_V, BIAS, OUT, LSE, HEADS, SPANS, FILLED, SEED,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t,
     B, H, T, P, ramp, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
-    HAS_SLOTS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    PRECISION: tl.constexpr, WHOLE_SLOTS: tl.constexpr,
+    HAS_PERSISTENT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr, WHOLE_PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1) % B
     h = H - 1 - tl.program_id(1) // B  # heads are sorted by window: the longest begin first
@@ -283,12 +283,12 @@ def forward_kernel(
                     HAS_POSITIONS, HAS_SPANS, HAS_FILLED, HAS_DROPOUT, PRECISION,
                 )  # fmt: skip
 
-    if HAS_SLOTS:
+    if HAS_PERSISTENT:
         for p0 in range(0, P, BN):
             p = p0 + tl.arange(0, BN)
-            k = _rows(SLOT_K, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_SLOTS)
+            k = _rows(PERSISTENT_K, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_PERSISTENT)
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            if not WHOLE_SLOTS:
+            if not WHOLE_PERSISTENT:
                 s = tl.where((p < P)[None, :], s, float("-inf"))
             new_top = tl.maximum(top, tl.max(s, 1))
             base = new_top * (scale * LOG2E)
@@ -298,8 +298,8 @@ def forward_kernel(
             z = z * shrink + sum_e
             y = y * shrink + sum_e
             if HAS_DROPOUT:
-                e = tl.where(kept_places(row_key, p + SLOTS, threshold), e, 0.0)
-            v = _rows(SLOT_V, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_SLOTS)
+                e = tl.where(kept_places(row_key, p + PERSISTENT_BEGIN, threshold), e, 0.0)
+            v = _rows(PERSISTENT_V, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_PERSISTENT)
             acc = acc * shrink[:, None] + tl.dot(e.to(v.dtype), v, input_precision=PRECISION)
             top = new_top
 
@@ -397,14 +397,14 @@ def _clear_before(base, step, first, t0, T, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def query_gradient_kernel(
-    Q, K, V, PAST, R, SLOT_K, SLOT_V, BIAS, OUT, DOUT, LSE, INNER, HEADS, SPANS, FILLED, SEED,
+    Q, K, V, PAST, R, PERSISTENT_K, PERSISTENT_V, BIAS, OUT, DOUT, LSE, INNER, HEADS, SPANS, FILLED, SEED,
     DQ, DR, W, DSPAN, DBIAS, BIASED_Q,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, do_b, do_h, do_t, dq_b, dq_h, dq_t,
     B, H, T, P, ramp, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
-    HAS_SLOTS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    PRECISION: tl.constexpr, WHOLE_SLOTS: tl.constexpr, KEEPS: tl.constexpr,
+    HAS_PERSISTENT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr, WHOLE_PERSISTENT: tl.constexpr, KEEPS: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries: their gradient, that of their rows of R, and their part of those of span and bias.
 
@@ -470,18 +470,18 @@ def query_gradient_kernel(
                     HAS_POSITIONS, HAS_SPANS, RENORMALISE, HAS_FILLED, HAS_DROPOUT, KEEPS, PRECISION,
                 )  # fmt: skip
 
-    if HAS_SLOTS:
+    if HAS_PERSISTENT:
         for p0 in range(0, P, BN):
             p = p0 + tl.arange(0, BN)
-            k = _rows(SLOT_K, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_SLOTS)
-            v = _rows(SLOT_V, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_SLOTS)
+            k = _rows(PERSISTENT_K, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_PERSISTENT)
+            v = _rows(PERSISTENT_V, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_PERSISTENT)
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             share = tl.exp2(s * (scale * LOG2E) - lse[:, None])
-            if not WHOLE_SLOTS:
+            if not WHOLE_PERSISTENT:
                 share = tl.where((p < P)[None, :], share, 0.0)
             dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
             if HAS_DROPOUT:
-                dw = tl.where(kept_places(row_key, p + SLOTS, threshold), dw * keep_scale, 0.0)
+                dw = tl.where(kept_places(row_key, p + PERSISTENT_BEGIN, threshold), dw * keep_scale, 0.0)
             ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
             dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
 
@@ -639,23 +639,23 @@ def key_gradient_kernel(
 
 @triton.jit
 def persistent_gradient_kernel(
-    Q, SLOT_K, SLOT_V, DOUT, LSE, INNER, SEED, DSLOT_K, DSLOT_V,
+    Q, PERSISTENT_K, PERSISTENT_V, DOUT, LSE, INNER, SEED, DPERSISTENT_K, DPERSISTENT_V,
     q_b, q_h, q_t, o_b, o_h, o_t,
-    B, H, T, P, lanes, scale, threshold, keep_scale,
+    B, H, T, P, texts, scale, threshold, keep_scale,
     WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of persistent of one head over `lanes` rows of the batch: their part of the gradients."""
+    """A tile of persistent vectors of one head, over `texts` rows of the batch: a part of their gradients."""
     part = tl.program_id(2)
     h = tl.program_id(1)
     p = tl.program_id(0) * BN + tl.arange(0, BN)
-    slot = h * P + p
+    p_row = h * P + p
     seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
-    k = _rows(SLOT_K, slot, WIDTH, p < P, WIDTH, BK, False)
-    v = _rows(SLOT_V, slot, WIDTH, p < P, WIDTH, BK, False)
+    k = _rows(PERSISTENT_K, p_row, WIDTH, p < P, WIDTH, BK, False)
+    v = _rows(PERSISTENT_V, p_row, WIDTH, p < P, WIDTH, BK, False)
     dk = tl.zeros([BN, BK], tl.float32)
     dv = tl.zeros([BN, BK], tl.float32)
-    for b in range(part * lanes, tl.minimum((part + 1) * lanes, B)):
+    for b in range(part * texts, tl.minimum((part + 1) * texts, B)):
         q_base = Q + tl.cast(b, tl.int64) * q_b + h * q_h
         o_base = DOUT + tl.cast(b, tl.int64) * o_b + h * o_h
         for t0 in range(0, T, BM):
@@ -667,12 +667,12 @@ def persistent_gradient_kernel(
             lse = tl.load(LSE + row, mask=t < T, other=0.0)
             inner = tl.load(INNER + row, mask=t < T, other=0.0)
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            # Queries beyond the block are zeros and add nothing; persistent beyond the last are not stored.
+            # Queries beyond the block are zeros and add nothing; rows beyond the last vector are not stored.
             share = tl.exp2(s * (scale * LOG2E) - lse[:, None])
             dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
             w = share
             if HAS_DROPOUT:
-                kept = kept_places(row_key, p + SLOTS, threshold)
+                kept = kept_places(row_key, p + PERSISTENT_BEGIN, threshold)
                 dw = tl.where(kept, dw * keep_scale, 0.0)
                 w = tl.where(kept, w, 0.0)
             ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
@@ -680,5 +680,5 @@ def persistent_gradient_kernel(
             dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION)
     if HAS_DROPOUT:
         dv *= keep_scale
-    _store_rows(DSLOT_K, part * H * P + slot, WIDTH, p < P, dk * scale, WIDTH, BK)
-    _store_rows(DSLOT_V, part * H * P + slot, WIDTH, p < P, dv, WIDTH, BK)
+    _store_rows(DPERSISTENT_K, part * H * P + p_row, WIDTH, p < P, dk * scale, WIDTH, BK)
+    _store_rows(DPERSISTENT_V, part * H * P + p_row, WIDTH, p < P, dv, WIDTH, BK)

@@ -1,0 +1,151 @@
+"""Where the heads of a model look: attention weights by distance, computed again from what layers were given.
+
+The formula is that of `kernels.span_attention.reference`, for all queries at once.
+Shapes: B = 1 text, T tokens, S keys, H heads, G heads of a group, K head width, W distances, P persistent
+vectors, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from longspan.kernels.span_attention.mask import EPSILON
+from longspan.layers.recording import recording
+from longspan.layers.sha_attention import SingleHeadAttention
+from longspan.reading import Ids, TextState, blocks
+
+if TYPE_CHECKING:
+    from longspan.models.interface import LanguageModel
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """The attention of one layer to a text.
+
+    `weights_HTW[h, t, d]` is the weight that head h at token t gives to the token d places before it; d = 0
+    is the token itself. `persistent_HTP` are the weights of persistent vectors, if the layer has any. Both
+    together add up to 1 for every token, unless the layer's soft mask is not renormalised. Where a text
+    begins with a memory of zeros, these zeros have weights too.
+    """
+
+    name: str  # of the module
+    weights_HTW: Tensor
+    persistent_HTP: Tensor | None
+
+    @property
+    def mean_distance_H(self) -> Tensor:
+        """How far back a head looks on average, in tokens."""
+        mass_HW = self.weights_HTW.double().sum(1)
+        distances_W = torch.arange(mass_HW.shape[1], dtype=torch.float64, device=mass_HW.device)
+        return (mass_HW @ distances_W) / mass_HW.sum(1)
+
+    def reach_H(self, part: float = 0.9) -> Tensor:
+        """The distance within which a head has this part of its weight, over all tokens of the text."""
+        mass_HW = self.weights_HTW.double().sum(1)
+        inside_HW = mass_HW.cumsum(1) >= part * (1 - 1e-9) * mass_HW.sum(1, keepdim=True)
+        return inside_HW.int().argmax(1)
+
+
+def attention(model: LanguageModel, ids: Ids, before: TextState | None = None) -> list[LayerAttention]:
+    """The attention of every layer to every token, in the order in which the layers come."""
+    found: dict[str, list[tuple[Tensor, Tensor | None]]] = {}
+    names = {module: name for name, module in model.named_modules()}
+    with torch.no_grad(), recording() as kept:
+        for _ in blocks(model, ids, before):
+            for layer, calls in kept.items():
+                weigh = _single_head if isinstance(layer, SingleHeadAttention) else _heads
+                found.setdefault(names[layer], []).extend(weigh(*inputs) for inputs in calls)
+            kept.clear()
+    order = {name: place for place, name in enumerate(names.values())}
+    return [_joined(name, found[name]) for name in sorted(found, key=order.__getitem__)]
+
+
+def _joined(name: str, parts: Sequence[tuple[Tensor, Tensor | None]]) -> LayerAttention:
+    """One after the other, as far as the furthest looks."""
+    furthest = max(weights_HTW.shape[2] for weights_HTW, _ in parts)
+    weights = [F.pad(weights_HTW, (0, furthest - weights_HTW.shape[2])) for weights_HTW, _ in parts]
+    persistent = [persistent_HTP for _, persistent_HTP in parts if persistent_HTP is not None]
+    return LayerAttention(name, torch.cat(weights, 1), torch.cat(persistent, 1) if persistent else None)
+
+
+def _heads(q_BHTK: Tensor, k_BHTK: Tensor, order: Sequence[int], given: Any) -> tuple[Tensor, Tensor | None]:
+    """Of heads that were computed in this order, in groups."""
+    sizes = [kv_BMXK.shape[2] // 2 for kv_BMXK in given.past]
+    found = [
+        _group(q_BHTK, k_BHTK, kv_BMXK, slice(end - size, end), given)
+        for kv_BMXK, size, end in zip(given.past, sizes, accumulate(sizes), strict=True)
+    ]
+    furthest = max(weights_GTW.shape[2] for weights_GTW, _ in found)
+    weights = torch.cat([F.pad(w_GTW, (0, furthest - w_GTW.shape[2])) for w_GTW, _ in found])
+    persistent = [persistent_GTP for _, persistent_GTP in found if persistent_GTP is not None]
+    places = sorted(range(len(order)), key=order.__getitem__)
+    return weights[places], torch.cat(persistent)[places] if persistent else None
+
+
+def _group(
+    q_BHTK: Tensor, k_BHTK: Tensor, kv_BMXK: Tensor, heads: slice, given: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Of heads that share a window; `given` is what the layer gave to `span_attention`."""
+    q_GTK = q_BHTK[0, heads].double()
+    past_GMK = kv_BMXK[0].transpose(0, 1)[: q_GTK.shape[0]]
+    k_GSK = torch.cat([past_GMK, k_BHTK[0, heads]], dim=1).double()
+    window, first, scale = max(given.windows[heads]), given.first_distance, 1 / math.sqrt(q_GTK.shape[2])
+    asked_GTK = (
+        q_GTK if given.content_bias_HK is None else q_GTK + given.content_bias_HK[heads, None].double()
+    )
+    scores_GTW = _by_distance(asked_GTK @ k_GSK.mT, first, window) * scale
+    if given.position_keys is not None:
+        placed = (
+            q_GTK if given.position_bias_HK is None else q_GTK + given.position_bias_HK[heads, None].double()
+        )
+        if given.position_map_HKE is not None:
+            placed = placed @ given.position_map_HKE[heads].double()
+        keys = given.position_keys if given.position_keys.dim() == 2 else given.position_keys[heads]
+        scores_GTW = scores_GTW + placed @ keys[..., :window, :].double().mT * scale
+    distances_W = torch.arange(first, first + window, device=q_GTK.device)
+    if given.filled_B is not None:
+        reach_T1 = torch.arange(q_GTK.shape[1], device=q_GTK.device)[:, None] + given.filled_B[0]
+        scores_GTW = scores_GTW.masked_fill(distances_W > reach_T1, -math.inf)
+    mask_GW = None
+    if given.spans_H is not None:
+        steps_W = torch.arange(window, device=q_GTK.device)
+        mask_GW = ((given.spans_H[heads, None].double() - steps_W) / given.ramp + 1).clamp(0, 1)
+    persistent_GTP = asked_GTK.new_empty(*asked_GTK.shape[:2], 0)
+    if given.persistent is not None:
+        persistent_GTP = asked_GTK @ given.persistent[0][heads].double().mT * scale
+    weights = torch.cat([scores_GTW, persistent_GTP], dim=2).softmax(2)
+    if mask_GW is not None:
+        ones = mask_GW.new_ones(mask_GW.shape[0], persistent_GTP.shape[2])
+        weights = weights * torch.cat([mask_GW, ones], dim=1)[:, None]
+        if given.renormalise:
+            weights = weights / (weights.sum(2, keepdim=True) + EPSILON)
+    weights = weights.to(q_BHTK.dtype)
+    weights_GTW, persistent_GTP = weights[..., :window], weights[..., window:]
+    # So that a column is a distance: a head that does not see its own token has no weight there.
+    return F.pad(weights_GTW, (first, 0)), None if given.persistent is None else persistent_GTP
+
+
+def _single_head(q_BTD: Tensor, keys: Sequence[Tensor], visible_BTS: Tensor) -> tuple[Tensor, None]:
+    """Of SHA-RNN's attention, whose queries are scaled already."""
+    k_SD = torch.cat([k_BSD[0] for k_BSD in keys]).double()
+    scores_TS = q_BTD[0].double() @ k_SD.mT / math.sqrt(k_SD.shape[1])
+    weights_TS = scores_TS.masked_fill(~visible_BTS[0], -math.inf).softmax(1)
+    return _by_distance(weights_TS[None].to(q_BTD.dtype), 0, k_SD.shape[0]), None
+
+
+def _by_distance(x_GTS: Tensor, first: int, window: int) -> Tensor:
+    """From one column for each key to one for each distance; before the first key there are zeros."""
+    block, num_keys = x_GTS.shape[1:]
+    t_T1 = torch.arange(block, device=x_GTS.device)[:, None]
+    distances_W = torch.arange(first, first + window, device=x_GTS.device)
+    keys_TW = num_keys - block + t_T1 - distances_W
+    found_GTW = x_GTS.gather(2, keys_TW.clamp(min=0).expand(x_GTS.shape[0], -1, -1))
+    return found_GTW.masked_fill(keys_TW < 0, 0.0)

@@ -1,0 +1,107 @@
+"""What attention is given besides the queries, keys and values of the block."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionContext:
+    """The past of every head and the rules by which heads attend to it. All backends take it.
+
+    Heads come in groups, as `head_groups` forms them. Shapes are those of the package.
+
+    | field | meaning |
+    |---|---|
+    | `past` | for every group the keys of its heads and then their values, [B, M, X, K], oldest first |
+    | `windows` | for every head how many distances it sees |
+    | `position_keys` | p_d, [L, K], or one table for every head, [H, L, K]; row i is distance first + i |
+    | `content_bias_HK` | u, added to queries that meet keys |
+    | `position_bias_HK` | v, added to queries that meet position keys |
+    | `position_map_HKE` | M: then `position_keys` are e_d, [L, E], and p_d = M e_d |
+    | `persistent` | keys and values of the persistent vectors, [H, P, K] each |
+    | `filled_B` | how many of the last rows of the past belong to the text; needs `first_distance` 0 |
+    | `spans_H` | learned spans in tokens; they get a gradient |
+    | `ramp` | width of the soft edge of a span |
+    | `renormalise` | whether weights are divided by what the soft mask leaves of them |
+    | `first_distance` | 0 if a query sees its own position, else 1 |
+    | `dropout` | probability with which a weight is dropped |
+    | `windows_follow_spans` | whether a backend may cut a window to what the span lets through |
+    """
+
+    past: Sequence[Tensor]
+    windows: Sequence[int]
+    position_keys: Tensor | None = None
+    content_bias_HK: Tensor | None = None
+    position_bias_HK: Tensor | None = None
+    position_map_HKE: Tensor | None = None
+    persistent: tuple[Tensor, Tensor] | None = None
+    filled_B: Tensor | None = None
+    spans_H: Tensor | None = None
+    ramp: int = 1
+    renormalise: bool = True
+    first_distance: int = 1
+    dropout: float = 0.0
+    windows_follow_spans: bool = False
+
+    def __post_init__(self) -> None:
+        if self.filled_B is not None and self.first_distance != 0:
+            raise ValueError("with filled_B a query must see itself: first_distance must be 0")
+
+    @property
+    def group_sizes(self) -> list[int]:
+        """Heads of every group."""
+        return [kv_BMXK.shape[2] // 2 for kv_BMXK in self.past]
+
+    def groups(self) -> Iterator[tuple[slice, AttentionContext]]:
+        """Every group of heads on its own: which heads it has, and its part of the context."""
+        start = 0
+        for kv_BMXK, size in zip(self.past, self.group_sizes, strict=True):
+            heads = slice(start, start + size)
+            start = heads.stop
+            if size == len(self.windows):
+                yield heads, self
+            else:
+                yield heads, self._of(kv_BMXK, heads)
+
+    def _of(self, kv_BMXK: Tensor, heads: slice) -> AttentionContext:
+        def part(x_H: Tensor | None) -> Tensor | None:
+            return None if x_H is None else x_H[heads]
+
+        keys = self.position_keys
+        return dataclasses.replace(
+            self,
+            past=[kv_BMXK],
+            windows=self.windows[heads],
+            position_keys=keys if keys is None or keys.dim() == 2 else keys[heads],
+            content_bias_HK=part(self.content_bias_HK),
+            position_bias_HK=part(self.position_bias_HK),
+            position_map_HKE=part(self.position_map_HKE),
+            persistent=None
+            if self.persistent is None
+            else (self.persistent[0][heads], self.persistent[1][heads]),
+            spans_H=part(self.spans_H),
+        )
+
+    def content_queries(self, q_BHTK: Tensor) -> Tensor:
+        """q + u: what is multiplied with keys."""
+        return _biased(q_BHTK, self.content_bias_HK)
+
+    def position_queries(self, q_BHTK: Tensor) -> Tensor:
+        """(q + v) or (q + v) M: what is multiplied with `position_keys`, [B, H, T, K] or [B, H, T, E]."""
+        asked_BHTK = _biased(q_BHTK, self.position_bias_HK)
+        return asked_BHTK if self.position_map_HKE is None else asked_BHTK @ self.position_map_HKE
+
+    def mapped_position_keys(self) -> Tensor | None:
+        """p_d, also where they are given as M and e_d: [L, K] or [H, L, K]."""
+        if self.position_keys is None or self.position_map_HKE is None:
+            return self.position_keys
+        return self.position_keys @ self.position_map_HKE.mT
+
+
+def _biased(q_BHTK: Tensor, bias_HK: Tensor | None) -> Tensor:
+    return q_BHTK if bias_HK is None else q_BHTK + bias_HK.to(q_BHTK.dtype)[:, None]
