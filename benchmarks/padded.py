@@ -20,7 +20,7 @@ from longspan.kernels.span_attention.mask import EPSILON
 
 
 def span_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, context: AttentionContext) -> Tensor:
-    """As the package's, but with keys and values of memory and block together, and not in the context."""
+    """Like the package's function, but keys and values include the memory, which is not in the context."""
     heads, block, width = q_BHTK.shape[1:]
     window = max(context.windows)
     seen = window - 1 + context.first_distance + block
@@ -67,14 +67,14 @@ def _by_distance(table_NTS: Tensor, window: int) -> Tensor:
 
 
 def _by_key(table_NTW: Tensor, keys: int) -> Tensor:
-    """The inverse: zeros where a query does not look."""
+    """The inverse of `_by_distance`, with zeros where a query does not attend."""
     block, window = table_NTW.shape[-2:]
     flat = F.pad(table_NTW, (0, keys + 1 - window)).flatten(-2)[..., : block * keys]
     return flat.unflatten(-1, (block, keys))
 
 
 def _unfilled(filled_B: Tensor, heads: int, block: int, window: int) -> Tensor:
-    """[N, T, W]: what lies before the beginning of the text, where the nearest distance is 0."""
+    """[N, T, W]: which distances lie before the start of the text; the nearest distance is 0."""
     queries_T = torch.arange(block, device=filled_B.device)
     distances_W = torch.arange(window - 1, -1, -1, device=filled_B.device)
     unfilled_BTW = distances_W > (queries_T + filled_B[:, None])[..., None]

@@ -1,7 +1,7 @@
-"""What comes with the package, registered as plugins register what they add.
+"""Registers what comes with the package, with the same functions that plugins use.
 
-Objects that need torch or numpy are given by name: they are imported when they are used, and help and
-complaints come at once.
+Objects that need torch or numpy are given by name and imported on first use, so that help texts and errors
+appear without delay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ register_architecture("modern", ModernConfig, "longspan.models.modern:modern")
 register_architecture("sha-rnn", ShaRnnConfig, "longspan.models.sha_rnn:sha_rnn")
 register_architecture("transformer-xl", TransformerXLConfig, "longspan.models.transformer_xl:transformer_xl")
 
-# Every architecture makes these in its own way.
+# Every architecture builds these itself.
 register_block("s", "attention", None)
 register_block("l", "long attention", None)
 register_block("f", "feed-forward", None)

@@ -1,4 +1,4 @@
-"""Compiled code where torch can compile, eager code from the first failure on."""
+"""torch.compile with a fallback: after the first failure everything runs in eager mode."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ T = TypeVar("T")
 
 
 class CompileFallback:
-    """`torch.compile` for one model and its optimizers, and what to do when it fails.
+    """`torch.compile` for one model and its optimizers, with a fallback to eager mode.
 
-    torch compiles when a function is first called with arguments of a kind, and the backward pass possibly
-    later. Where that fails the work is run again from its beginning without compiled code, and so is all work
-    after it. One warning says so.
+    torch compiles when a function is first called with arguments of a new kind, and the backward pass
+    possibly later. If that fails, the work is run again from its start without compiled code, and so is all
+    later work. There is one warning.
     """
 
     def __init__(self, enabled: bool) -> None:
-        """Not `enabled`, nothing is compiled."""
+        """If not `enabled`, nothing is compiled."""
         self._enabled, self._failed = enabled, False
 
     def compile(self, wrap: Callable[[], object]) -> None:
@@ -30,13 +30,13 @@ class CompileFallback:
             return
         try:
             wrap()
-        except Exception as problem:  # a Python or a platform that torch.compile does not know
+        except Exception as problem:  # torch.compile does not support this platform or Python version
             self._give_up(problem)
 
     def run(self, work: Callable[[], T]) -> T:
         """`work()`, which may call wrapped functions.
 
-        Should it be run again, random numbers are put back; anything else `work` changes it must set itself.
+        If it is run again, random generators are restored first; `work` must reset anything else it changes.
         """
         if self._failed:
             with torch.compiler.set_stance("force_eager"):
@@ -53,7 +53,7 @@ class CompileFallback:
 
     def _give_up(self, problem: Exception) -> None:
         self._failed = True
-        cause = getattr(problem, "inner_exception", problem)  # without what torch says around it
+        cause = getattr(problem, "inner_exception", problem)  # without torch's wrapper
         reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
         message = f"torch.compile failed, and the model runs without it, which is slower: {reason}"
         warnings.warn(message, stacklevel=3)

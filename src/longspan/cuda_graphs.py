@@ -25,9 +25,9 @@ _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 def capture(work: Callable[[], T], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, T]:
-    """Record the operations of `work` on the current device; they run only when the graph is replayed.
+    """Capture the operations of `work` on the current device; they run only when the graph is replayed.
 
-    If `work` cannot be captured its error is raised, and memory, streams and random numbers are as before.
+    If `work` cannot be captured its error is raised, with memory, streams and random generators restored.
     `pool` is the memory pool of an earlier graph that is replayed before this one.
     """
     graph = torch.cuda.CUDAGraph()
@@ -52,7 +52,7 @@ def capture(work: Callable[[], T], pool: Any = None) -> tuple[torch.cuda.CUDAGra
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Other models' graphs may be garbage: to destroy one would invalidate a capture that is under way."""
+    """Destroying another model's graph, if it is garbage, would invalidate a running capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -77,8 +77,8 @@ def _end(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
 def _end_invalidated(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
     """Let torch finish a capture that CUDA has ended already.
 
-    torch knows one way out of a capture: `capture_end`, and CUDA has to have something to end. So an empty
-    capture is begun on the same stream, without torch, and ended in the name of the graph.
+    torch can leave a capture only by `capture_end`, which needs a capture that CUDA can end. So an empty
+    capture is started on the same stream, through the driver, and ended with the graph's `capture_end`.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the graph is empty

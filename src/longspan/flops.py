@@ -1,12 +1,12 @@
-"""FLOPs of the forward pass per token, two for each multiplication with an addition.
+"""FLOPs of the forward pass per token; a multiply-add counts as two.
 
-Products of matrices are counted: projections (of the memory too, where it is projected again in every block),
-scores of content and distance and weighted sums over the window of each head, persistent vectors, the output
-head. Norms, softmax and dropout are not. An adaptive softmax counts all clusters, as when all probabilities
-are computed; in training it computes a rare cluster only for its own tokens, and costs less. A window counts
-in full, also where a block or a context begins within it.
+Counted are matrix products: projections (also of the memory, if it is projected again in every block), scores
+of content and distance and weighted sums over the window of each head, persistent vectors, the output head.
+Norms, softmax and dropout are not counted. An adaptive softmax counts all clusters, as if all probabilities
+were computed; in training it costs less, because a rare cluster is computed only for its own tokens. A window
+counts in full, even if a block or a context starts within it.
 
-A module says its FLOPs in a method `flops(shape)`. Without one it costs what the modules inside it cost.
+A module declares its FLOPs in a method `flops(shape)`. Without it, those of the modules inside are summed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 
 class Shape(NamedTuple):
-    """What is read at once: work that is done once for a batch or a block is shared by its tokens."""
+    """The shape of a block of tokens: work done once per batch or block is divided by its tokens."""
 
     batch_size: int
     block_length: int

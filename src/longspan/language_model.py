@@ -29,7 +29,7 @@ from longspan.runs.check_weights import check_weights
 
 
 class GeneratedText(str):
-    """A text that a model wrote. It is a string, with the `state` after it beside it."""
+    """A generated text: a string with an attribute `state`, the state after it."""
 
     _make_state: Callable[[], TextState]
 
@@ -41,7 +41,7 @@ class GeneratedText(str):
 
 @dataclass(frozen=True)
 class TextScore:
-    """What a text costs, token by token."""
+    """The nats of a text, token by token."""
 
     ids: tuple[int, ...]
     pieces: tuple[bytes, ...]  # the text of each token
@@ -62,12 +62,12 @@ class TextScore:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """Everything one needs to use a trained model; made by `load`.
+    """A trained model with its tokenizer; made by `load`.
 
-    A `state` is what `read` returns, and the `state` of what `score` and `generate` return. Without one a
-    text stands at its beginning. Where something must come before its first token, for `score` and for
-    `generate` without a prompt, that is a line end. Texts are tokenized on their own: where a word is cut in
-    two between a state and the text after it, its tokens are those of two words.
+    A `state` comes from `read`, or from the results of `score` and `generate`. Without a state, a text starts
+    at its beginning. `score`, and `generate` without a prompt, need a token before the first one: it is a
+    line end. Every text is tokenized on its own: a word that is split between a state and the text after it
+    gets the tokens of two words.
     """
 
     model: LanguageModel
@@ -100,10 +100,10 @@ class LoadedModel:
         return torch.cat(found or [self._at_line_start().hidden_D[None][:0]])
 
     def attention(self, text: str, state: TextState | None = None) -> list[LayerAttention]:
-        """Where every head of every layer looks at every token; the weights of a long text are large.
+        """The attention weights of every layer, head and token; they are large for a long text.
 
-        Each layer has `weights_HTW` by distance, `mean_distance_H` and `reach_H`, how far back the mean and
-        90 per cent of them lie. Empty for a model without attention.
+        Each layer has `weights_HTW` by distance, their mean distance `mean_distance_H`, and `reach_H`, the
+        distance within which 90 per cent of the weight lies. Empty for a model without attention.
         """
         return attention(self.model, self._encode(text), state)
 
@@ -124,13 +124,13 @@ class LoadedModel:
     ) -> GeneratedText:
         """A continuation of the text after `state` and `prompt`; the prompt itself is not repeated.
 
-        What comes back is a string; its `state` is the one after it.
+        Returns a string; its `state` is the state after it.
         """
         check_sampling(tokens, temperature, top_k, top_p)
         start, ids = self._start(prompt, state), list[int]()
         pieces = self._continue(start, ids, tokens, temperature, top_k, top_p, _generator(seed))
         text = GeneratedText("".join(pieces))
-        # What was written token by token is read the same way, unless the model reads blocks alike.
+        # Read token by token, as it was generated, unless the model is block invariant.
         length = None if self.model.block_invariant else 1
         text._make_state = lambda: read(self.model, ids, start, length)
         return text
@@ -164,7 +164,9 @@ class LoadedModel:
     ) -> Iterator[str]:
         """Text after `start`, whose tokens are added to `ids`."""
         text = self.tokenizer.stream()
-        for token in start.tail:  # what follows depends on it: a blank between two words, half a character
+        for (
+            token
+        ) in start.tail:  # the next text may depend on it: a blank between words, an incomplete character
             text.push(token)
         for token in generate_from(
             self.model,

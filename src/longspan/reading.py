@@ -16,38 +16,38 @@ if TYPE_CHECKING:
 
 Ids: TypeAlias = "Sequence[int] | npt.NDArray[Any] | Tensor"
 
-READ_BLOCK = 512  # tokens read at once, so that a long text needs no more memory than a short one
-_TAIL = 16  # last tokens that are kept: what text follows may depend on them (blanks, halves of characters)
+READ_BLOCK = 512  # tokens per block: it bounds the memory needed for a long text
+_TAIL = 16  # last tokens to keep: the text after them may depend on them (blanks, incomplete characters)
 
 
 @dataclass(frozen=True)
 class TextState:
-    """What a model knows after it has read a text: enough to continue as if it had never stopped.
+    """The state after a text: everything needed to continue as if reading had never stopped.
 
     A value: continuing from it does not change it, and any number of continuations can start from it.
     """
 
     state: State  # of the model
-    hidden_D: Tensor  # after the last token: what the next one is predicted from
+    hidden_D: Tensor  # after the last token; it predicts the next one
     tail: tuple[int, ...]  # the last tokens
-    tokens: int  # how many were read
+    tokens: int  # number of tokens read
 
 
 def begin(model: LanguageModel, ids: Ids) -> TextState:
-    """The state after the first tokens of a text, of which there must be one."""
+    """The state after the first tokens of a text, at least one."""
     *_, (_, after) = blocks(model, ids, None)
     return after
 
 
 def read(model: LanguageModel, ids: Ids, before: TextState, length: int | None = None) -> TextState:
-    """The state after more tokens, or the same if there are none."""
+    """The state after more tokens; `before` if there are none."""
     for _, after in blocks(model, ids, before, length):
         before = after
     return before
 
 
 def nats_of(model: LanguageModel, ids: Ids, before: TextState) -> tuple[list[float], TextState]:
-    """What each token costs, given `before` and the tokens before it; and the state after them."""
+    """The nats of each token, given `before` and the tokens before it, and the state after them."""
     device = before.hidden_D.device
     ids_T = torch.as_tensor(ids, dtype=torch.long, device=device)
     nats: list[float] = []

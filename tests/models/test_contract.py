@@ -87,7 +87,7 @@ VARIANTS: dict[str, ModelConfig] = {
     "transformer-xl, adaptive softmax": dataclasses.replace(
         TRANSFORMER_XL, vocabulary=XLVocabularyConfig(cutoffs=(4, 8), division=2)
     ),
-    "transformer-xl, learned spans and persistent": dataclasses.replace(
+    "transformer-xl, learned spans and persistent vectors": dataclasses.replace(
         TRANSFORMER_XL, num_persistent=4, span=SMALL.span
     ),
     "gpt": dataclasses.replace(GPT, span=SMALL.span),

@@ -1,4 +1,4 @@
-"""Steps that are taken back leave no trace, except that what they took long for is done."""
+"""Warm-up steps are rolled back and leave no trace, except compiled code and captured graphs."""
 
 from __future__ import annotations
 

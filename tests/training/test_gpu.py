@@ -40,8 +40,8 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(text: Path, tmp_path: Path,
 
 @pytest.mark.usefixtures("_deterministic")
 @pytest.mark.parametrize("precision", ["float32", "bf16", "fp16"])
-def test_a_rehearsal_leaves_no_trace(text: Path, tmp_path: Path, precision: str) -> None:
-    """The recordings of steps that were taken back serve the steps that count."""
+def test_compile_warmup_leaves_no_trace(text: Path, tmp_path: Path, precision: str) -> None:
+    """The graphs captured in steps that are rolled back serve the steps that count."""
     changes = {
         "training__device": "cuda",
         "training__precision": precision,

@@ -1,4 +1,4 @@
-"""Recorded passes: when they are recorded and dropped, and that a replay is the launched step bit for bit."""
+"""Captured passes: when they are captured and dropped, and that a replay is the launched step bit for bit."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_memory_that_grows_drops_a_recording(recorder: Recorder) -> None:
     assert len(recorder.recorded) == 1
 
 
-def test_a_replay_is_taken_back_if_spans_turn_out_to_have_moved(recorder: Recorder) -> None:
+def test_a_replay_is_rolled_back_if_spans_have_moved(recorder: Recorder) -> None:
     """With the random numbers it drew, and with the state it has written over."""
 
     def hidden_states(read: Callable[[LanguageModel], Callable[[Tensor, State], Any]]) -> list[Tensor]:
@@ -173,7 +173,7 @@ def test_a_replay_is_taken_back_if_spans_turn_out_to_have_moved(recorder: Record
     expected = hidden_states(lambda model: model)
     assert recorder.replays == 0
     found = hidden_states(lambda model: partial(CapturedModel(model), autocast=nullcontext()))
-    assert recorder.replays == 4  # three, and the one that was taken back
+    assert recorder.replays == 4  # three, and the one that was rolled back
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
 

@@ -86,7 +86,7 @@ def test_the_same_blocks_in_the_same_order(device: torch.device, jitter: bool, a
     expected = told(islice(walk(lanes(jitter=jitter, at_end=at_end)), 40))
     with blocks_ahead(lanes(jitter=jitter, at_end=at_end), device) as blocks:
         assert told(islice(walk(blocks), 40)) == expected
-        assert told(islice(walk(blocks, expected[2][3]), 3)) == expected[3:6]  # as after a rehearsal
+        assert told(islice(walk(blocks, expected[2][3]), 3)) == expected[3:6]  # as after compile warm-up
 
 
 @pytest.mark.usefixtures("_plain_memory")
