@@ -302,7 +302,7 @@ def test_eval_settings_that_are_wrong(run: RunFolder, capsys: pytest.CaptureFixt
         capsys, "eval", run.path, "--model.widht", "8"
     )
     assert "'--model.width' needs a value" in complaint(capsys, "eval", run.path, "--model.width")
-    assert "does not fit" in complaint(capsys, "eval", run.path, "--model.width", "8")
+    assert "does not match" in complaint(capsys, "eval", run.path, "--model.width", "8")
     assert "no device 'gpu'" in complaint(capsys, "eval", run.path, "--device", "gpu")
 
 

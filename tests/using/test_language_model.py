@@ -55,7 +55,7 @@ def test_overrides_change_the_runs_options(run: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda tensors: tensors.pop("model.head.scores.bias"), "lacks the tensor 'head.scores.bias'"),
+        (lambda tensors: tensors.pop("model.head.scores.bias"), "it has no tensor 'head.scores.bias'"),
         (lambda tensors: tensors.update({"model.extra": torch.zeros(1)}), "no tensor 'extra'"),
         (
             lambda tensors: tensors.update({"model.head.scores.bias": torch.zeros(7)}),
