@@ -332,7 +332,7 @@ def test_parameters_and_costs_by_hand() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_heads": 16}, "must be even, not 1"),
+        ({"num_heads": 16}, "need an even head width: width / num_heads is 1"),
         ({"num_heads": 3}, "not a multiple"),
         ({"softcap": 0.0}, "softcap must be above 0"),
         ({"dropout": 0.2, "repeat_dropout": 0.1}, "repeat_dropout must be above dropout"),
