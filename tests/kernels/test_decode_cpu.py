@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from longspan.kernels import span_attention as door
+from longspan.kernels import span_attention as entry
 from longspan.kernels.linear import SMALL_BATCH, linear
 from longspan.kernels.span_attention import eager, reference
 
@@ -24,7 +24,7 @@ def test_a_single_query_is_as_the_loops_say(case: Case, monkeypatch: pytest.Monk
     given = [max(windows) for windows in case.windows for _ in windows]
     with torch.no_grad():
         expected = head_by_head(reference.span_attention, case, tensors, given)
-        found = together(door.span_attention, case, tensors)
+        found = together(entry.span_attention, case, tensors)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
@@ -32,9 +32,9 @@ def test_what_lies_beyond_the_window_is_not_read() -> None:
     case = Case(windows=((4, 6),), reaches=(9,), block=1, positions="shared")
     tensors = tensors_of(case)
     with torch.no_grad():
-        expected = together(door.span_attention, case, tensors)
+        expected = together(entry.span_attention, case, tensors)
         tensors["past0"][:, :3] = torch.nan
-        assert torch.equal(together(door.span_attention, case, tensors), expected)
+        assert torch.equal(together(entry.span_attention, case, tensors), expected)
 
 
 @pytest.mark.parametrize("rows", [(), (1, 1), (3, 2), (SMALL_BATCH,), (SMALL_BATCH + 1,), (0,)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from longspan.kernels import span_attention as door
+from longspan.kernels import span_attention as entry
 from longspan.kernels.dispatch import forced
 from longspan.kernels.span_attention import cpu, eager, reference
 
@@ -65,7 +65,7 @@ def test_every_head_is_as_the_loops_say(case: Case) -> None:
     tensors = tensors_of(case)
     given = [max(windows) for windows in case.windows for _ in windows]
     expected = with_gradients(head_by_head(reference.span_attention, case, tensors, given), tensors)
-    assert_near(with_gradients(together(door.span_attention, case, tensors), tensors), expected, 1e-9)
+    assert_near(with_gradients(together(entry.span_attention, case, tensors), tensors), expected, 1e-9)
 
 
 def test_a_window_longer_than_its_own_gives_a_head_nothing_but_a_share_of_the_epsilon() -> None:
@@ -74,7 +74,7 @@ def test_a_window_longer_than_its_own_gives_a_head_nothing_but_a_share_of_the_ep
     expected = with_gradients(
         head_by_head(reference.span_attention, case, tensors, case.flat_windows), tensors
     )
-    assert_near(with_gradients(together(door.span_attention, case, tensors), tensors), expected, 1e-5)
+    assert_near(with_gradients(together(entry.span_attention, case, tensors), tensors), expected, 1e-5)
 
 
 @pytest.mark.parametrize(("name", "own"), [("a whole text", True), ("a block after zeros", False)])
@@ -84,10 +84,10 @@ def test_torch_itself_attends_to_whole_texts(name: str, own: bool, monkeypatch: 
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: called.append(1) or plain(*a, **k))
     case = CASES[name]
     tensors = tensors_of(case)
-    found = together(door.span_attention, case, tensors)
+    found = together(entry.span_attention, case, tensors)
     assert bool(called) == own
     with forced("eager"):
-        torch.testing.assert_close(together(door.span_attention, case, tensors), found)
+        torch.testing.assert_close(together(entry.span_attention, case, tensors), found)
     assert len(called) == own
 
 
@@ -98,12 +98,12 @@ def test_a_path_is_forced_and_released(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "takes", lambda *_: True)
     case = CASES["one group"]
     tensors = tensors_of(case)
-    together(door.span_attention, case, tensors)
+    together(entry.span_attention, case, tensors)
     with forced("eager"):
-        together(door.span_attention, case, tensors)
+        together(entry.span_attention, case, tensors)
         with forced(None):
-            together(door.span_attention, case, tensors)
-    together(door.span_attention, case, tensors)
+            together(entry.span_attention, case, tensors)
+    together(entry.span_attention, case, tensors)
     assert calls == [cpu, eager, cpu, cpu]
 
 
@@ -116,5 +116,5 @@ def test_on_a_gpu_only_float64_goes_through_plain_torch(
     whole = eager.span_attention
     monkeypatch.setattr(eager, "span_attention", lambda *a, **k: called.append(1) or whole(*a, **k))
     case = CASES["one group"]
-    together(door.span_attention, case, tensors_of(case, dtype, "cuda"))
+    together(entry.span_attention, case, tensors_of(case, dtype, "cuda"))
     assert bool(called) == plain

@@ -1,4 +1,4 @@
-"""Every path of placing against the loops: what comes out, and every gradient."""
+"""QK-norm and RoPE by every backend against the loops: outputs and every gradient."""
 
 from __future__ import annotations
 

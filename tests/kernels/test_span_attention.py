@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from longspan.kernels import span_attention as door
+from longspan.kernels import span_attention as entry
 from longspan.kernels.span_attention import eager, head_groups, reference, soft_mask
 from longspan.kernels.span_attention.mask import EPSILON
 
@@ -279,7 +279,7 @@ def test_head_groups_hold_every_head_once_and_nobody_pays_double(windows):
     assert sorted(head for heads in groups for head in heads) == list(range(len(windows)))
     for heads in groups:
         reach = [windows[head] for head in heads]
-        assert max(reach) <= max(2 * min(reach), door.SHORT)
+        assert max(reach) <= max(2 * min(reach), entry.SHORT)
 
 
 @given(st.lists(st.tuples(st.integers(1, 500), st.integers(1, 3)), min_size=1, max_size=12))

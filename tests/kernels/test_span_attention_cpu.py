@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from longspan.kernels import compiler
-from longspan.kernels import span_attention as door
+from longspan.kernels import span_attention as entry
 from longspan.kernels.dispatch import forced
 from longspan.kernels.span_attention import AttentionContext, cpu, reference, soft_mask
 from longspan.kernels.span_attention.mask import EPSILON
@@ -138,13 +138,13 @@ def test_a_processor_with_narrower_vectors_computes_the_same():
         assert_near(found, as_it_should_be(case, tensors), TOLERANCE)
 
 
-def test_the_door_takes_it_and_a_shorter_window_is_enough_for_a_span():
+def test_the_entry_point_takes_it_and_a_shorter_window_is_enough_for_a_span():
     case = CASES["shared positions and spans, more than a chunk"]
     tensors = tensors_of(case, torch.float32)
-    found = with_gradients(together(door.span_attention, case, tensors), tensors)
+    found = with_gradients(together(entry.span_attention, case, tensors), tensors)
     alone = with_gradients(together(cpu.span_attention, case, tensors), tensors)
     with forced("eager"):
-        grouped = with_gradients(together(door.span_attention, case, tensors), tensors)
+        grouped = with_gradients(together(entry.span_attention, case, tensors), tensors)
     assert all(torch.equal(found[name], alone[name]) for name in found)
     assert not torch.equal(found["out"], grouped["out"])
     assert_near(found, grouped, TOLERANCE)
@@ -171,9 +171,9 @@ def test_the_door_takes_it_and_a_shorter_window_is_enough_for_a_span():
 )
 def test_what_it_does_not_know_is_left_to_plain_torch(case):
     tensors = tensors_of(case, torch.float32)
-    found = with_gradients(together(door.span_attention, case, tensors), tensors)
+    found = with_gradients(together(entry.span_attention, case, tensors), tensors)
     with forced("eager"):
-        expected = with_gradients(together(door.span_attention, case, tensors), tensors)
+        expected = with_gradients(together(entry.span_attention, case, tensors), tensors)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
@@ -376,13 +376,13 @@ def test_a_damaged_library_is_made_anew(monkeypatch, tmp_path):
     assert other.stat().st_size > 1000
 
 
-def test_without_compiled_code_the_door_leads_to_plain_torch(monkeypatch):
+def test_without_compiled_code_plain_torch_is_used(monkeypatch):
     monkeypatch.setattr(cpu, "compiled", lambda source: None)
     case = CASES["no memory"]
     tensors = tensors_of(case, torch.float32)
-    found = together(door.span_attention, case, tensors)
+    found = together(entry.span_attention, case, tensors)
     with forced("eager"):
-        assert torch.equal(found, together(door.span_attention, case, tensors))
+        assert torch.equal(found, together(entry.span_attention, case, tensors))
 
 
 def test_the_source_is_part_of_the_package():

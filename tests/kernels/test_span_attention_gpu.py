@@ -159,7 +159,7 @@ LARGE_CASES = {
         first_distance=0,
         filled=(130, 70),
     ),
-    "many persistent, many rows": Case(
+    "many persistent vectors, many rows": Case(
         windows=((8,) * 8,), reaches=(8,), batch=40, block=70, width=16, num_persistent=300, spans=(2.0,) * 8
     ),
 }
@@ -196,7 +196,7 @@ def drawn(seed: int) -> Case:
 
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In deterministic mode torch fills with NaN what nobody wrote yet: reading it shows."""
+    """In deterministic mode torch fills with NaN what was not written yet: reading it shows."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     yield
@@ -281,7 +281,7 @@ def test_windows_that_follow_spans() -> None:
     ids=["biased", "groups"],
 )
 def test_gradients_of_queries_lie_beside_those_of_keys_and_values(case: Case) -> None:
-    """As they were projected: nobody has to put them together."""
+    """As they were projected: no copy joins them."""
     tensors = tensors_of(case, torch.float32, DEVICE)
     rows_BTRK = torch.randn(case.batch, case.block, 3 * case.num_heads, case.width, device=DEVICE)
     parts = contiguous_split(rows_BTRK.requires_grad_(), [case.num_heads] * 3, dim=2)

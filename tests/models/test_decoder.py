@@ -128,7 +128,7 @@ def test_the_edge_of_a_span_is_exact_in_half_precision() -> None:
     spans = torch.tensor([edge])
     found, expected = (
         decode_gpu.OneToken(AttentionContext(past=[past], windows=[window], spans_H=spans_H, ramp=16)).attend(
-            q, k, v
+            q, torch.cat([k, v], dim=1)
         )
         for spans_H in (spans.bfloat16(), spans)
     )

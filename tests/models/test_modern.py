@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from longspan.config import ModernConfig, SpanConfig
 from longspan.flops import Shape, flops
-from longspan.kernels import span_attention as door
+from longspan.kernels import span_attention as entry
 from longspan.kernels.qk_norm_rope import qk_norm_rope
 from longspan.layers.feed_forward import squared_relu
 from longspan.layers.short_convolution import ShortConvolution
@@ -45,7 +45,7 @@ def text(length: int, batch: int = 2) -> Tensor:
     return torch.randint(V, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
-def placed(x: Tensor, first: Tensor, base: float = 10000.0) -> Tensor:
+def rotated(x: Tensor, first: Tensor, base: float = 10000.0) -> Tensor:
     """Keys at their positions."""
     rows = torch.cat([x, torch.zeros_like(x)], dim=2)
     return qk_norm_rope(rows, x.shape[2], first_B=first, base=base).k_BTHK
@@ -59,20 +59,20 @@ class TestRotary:
         n = first[:, None, None, None] + torch.arange(5)[:, None, None]
         turned = pairs * torch.exp(1j * n * 50.0 ** (-torch.arange(4, dtype=torch.float64) / 4))
         expected = torch.cat([turned.real, turned.imag], dim=-1)
-        torch.testing.assert_close(placed(x, first, base=50.0), expected)
+        torch.testing.assert_close(rotated(x, first, base=50.0), expected)
 
     def test_only_differences_count_however_far_the_text_has_gone(self) -> None:
         q, k = torch.randn(2, 1, 7, 1, 64)
 
         def scores(start: int) -> Tensor:
             first = torch.tensor([start])
-            return torch.einsum("bthk,bshk->ts", placed(q, first), placed(k, first - 3))
+            return torch.einsum("bthk,bshk->ts", rotated(q, first), rotated(k, first - 3))
 
         torch.testing.assert_close(scores(10**9), scores(0), rtol=1e-4, atol=1e-4)
 
     def test_half_precision_stays_half_precision(self) -> None:
         x = torch.randn(1, 3, 2, 8, dtype=torch.bfloat16)
-        assert placed(x, torch.tensor([0])).dtype == torch.bfloat16
+        assert rotated(x, torch.tensor([0])).dtype == torch.bfloat16
 
 
 ACTIVATIONS = {
@@ -276,7 +276,7 @@ class TestMemories:
         expected = read()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if device.type == "cpu":
-            monkeypatch.setattr(door, "_gpu_backend", lambda x, head_width: gpu)
+            monkeypatch.setattr(entry, "_gpu_backend", lambda x, head_width: gpu)
         model.to(device)
         assert model.blocks[0]._backend_cuts_windows(torch.zeros(1, device=device))
         for found, value in zip(read(), expected, strict=True):
@@ -332,7 +332,7 @@ def test_parameters_and_costs_by_hand() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_heads": 16}, "must be even, not 1"),
+        ({"num_heads": 16}, "need an even head width: width / num_heads is 1"),
         ({"num_heads": 3}, "not a multiple"),
         ({"softcap": 0.0}, "softcap must be above 0"),
         ({"dropout": 0.2, "repeat_dropout": 0.1}, "repeat_dropout must be above dropout"),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from longspan.config import SpanConfig
-from longspan.kernels import span_attention as door
+from longspan.kernels import span_attention as entry
 from longspan.kernels.contiguous_split import contiguous_split
 from longspan.layers.attention import Attention
 from longspan.layers.positions import LearnedDistanceKeys
@@ -130,5 +130,5 @@ def test_attention_through_the_kernels_equals_plain_torch(monkeypatch: pytest.Mo
         return [*outputs, *gradients(outputs, inputs)]
 
     expected = run()
-    monkeypatch.setattr(door, "_gpu_backend", lambda x, head_width: gpu)
+    monkeypatch.setattr(entry, "_gpu_backend", lambda x, head_width: gpu)
     torch.testing.assert_close(run(), expected, rtol=1e-4, atol=1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import sys
 
 import pytest
 import torch
@@ -13,12 +14,15 @@ from torch import Tensor, nn
 from longspan.config import ShaRnnConfig
 from longspan.errors import UserError
 from longspan.layers import lstm, sha_attention
+from longspan.layers.block import Block
 from longspan.layers.boom import Boom
 from longspan.layers.lstm import LSTMBlock
 from longspan.layers.sha_attention import SingleHeadAttention
 from longspan.models import LanguageModel, build
-from longspan.models.sha_rnn import collapse_value_gates, drop_memory
+from longspan.models.pipeline import pipelined
+from longspan.models.sha_rnn import ShaRnn, collapse_value_gates, drop_memory
 from longspan.output import SplitSoftmaxHead
+from longspan.state import State
 
 CONFIG = ShaRnnConfig(num_layers=3, width=8, inner_width=16, attention="every", memory_length=12)
 
@@ -324,16 +328,17 @@ def test_the_weights_of_an_lstm_lie_as_cudnn_wants_them():
     assert all(torch.equal(d, torch.full_like(d, 1.0)) for d in gradients)
 
 
-def test_weights_in_the_precision_of_the_lstm_get_their_gradients(monkeypatch):
+def test_chunks_of_a_text_share_the_weights_of_the_lstm_and_their_gradients_add_up(monkeypatch):
     flattened, calls = lstm._flattened, []
     monkeypatch.setattr(lstm, "_flattened", lambda *args: calls.append(args) or flattened(*args))
     model = trained(dataclasses.replace(CONFIG, attention="none"))
-    state = model.initial_state(2)
+    state = model.initial_state(2).branch("blocks")
+    h = torch.randn(2, 6, 8, dtype=torch.float64)
     used = [p for name, p in model.named_parameters() if name.startswith("blocks.")]
-    expected = torch.autograd.grad(model(tokens(6), state)[0].square().sum(), used)
+    expected = torch.autograd.grad(model._through(h, state)[0].square().sum(), used)
     assert not calls
     monkeypatch.setattr(lstm, "_precision", lambda h: (h.dtype, 64.0))
-    found = torch.autograd.grad(model(tokens(6), state)[0].square().sum(), used)
+    found = torch.autograd.grad(model._through_pipeline(h, state)[0].square().sum(), used)
     assert len(calls) == CONFIG.num_layers
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
@@ -353,16 +358,58 @@ def test_attention_written_out_compiles(precision):
     torch.testing.assert_close(results[0], results[1])
 
 
+@pytest.mark.parametrize("attention", ["second-last", "every", "none"])
+@pytest.mark.parametrize(("length", "pieces"), [(1, 2), (3, 2), (8, 2), (8, 4), (13, 3)])
+def test_a_pipeline_gives_what_the_blocks_give(attention, length, pieces, monkeypatch):
+    """Outputs, states and gradients; the memory is full and forgets."""
+    monkeypatch.setattr(sys.modules[ShaRnn.__module__], "CHUNKS", pieces)
+    model = trained(dataclasses.replace(CONFIG, attention=attention))
+    with torch.no_grad():
+        _, state = model(tokens(11), model.initial_state(2))
+    results = []
+    for through in (model._through, model._through_pipeline):
+        h = torch.randn(2, length, 8, generator=torch.Generator().manual_seed(3)).double().requires_grad_()
+        out, after = through(h, state.branch("blocks"))
+        used = [p for name, p in model.named_parameters() if name.startswith("blocks.")]
+        # As if the next block learned from this one too.
+        loss = out.square().sum() + sum(x.sum() for x in after.flatten().values())
+        gradients = torch.autograd.grad(loss, [h, *used])
+        results.append({"out": out, **after.flatten()} | {str(n): g for n, g in enumerate(gradients)})
+    torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=1e-10)
+
+
+def test_a_pipeline_gives_every_block_its_chunks_in_order():
+    """A block reads a chunk as soon as the block below is done with it."""
+    turns = []
+
+    class Noted(Block):
+        def __init__(self, number):
+            super().__init__()
+            self.number = number
+
+        def forward(self, h, state):
+            turns.append((self.number, h[0, :, 0].tolist()))
+            return h + 10, state
+
+    h = torch.arange(5.0)[None, :, None]
+    out, _ = pipelined([Noted(0), Noted(1)], h, [State({})] * 2, num_chunks=3)
+    assert torch.equal(out, h + 20)
+    assert turns == [(0, [0, 1]), (1, [10, 11]), (0, [2, 3]), (1, [12, 13]), (0, [4]), (1, [14])]
+
+
 NEEDS_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def gradients(model: LanguageModel, *, precision: torch.dtype, share: float) -> dict[str, Tensor]:
+def gradients(
+    model: LanguageModel, *, waves: bool, precision: torch.dtype, share: float
+) -> dict[str, Tensor]:
     """Of a loss as small as the mean over very many tokens is, times what it was divided by."""
+    through = model._through_pipeline if waves else super(ShaRnn, model)._through
     states = model.initial_state(2).branch("blocks")
     h = torch.randn(2, 40, 128, generator=torch.Generator().manual_seed(3)).to(model.head.bias_V.device)
     model.zero_grad()
     with torch.autocast("cuda", precision, enabled=precision != torch.float32):
-        out, _ = model._through(h, states)
+        out, _ = through(h, states)
     (out.square().sum() * share).backward()
     return {n: p.grad / share for n, p in model.named_parameters() if n.startswith("blocks.")}
 
@@ -370,13 +417,15 @@ def gradients(model: LanguageModel, *, precision: torch.dtype, share: float) -> 
 @NEEDS_A_GPU
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("precision", "far"), [(torch.float32, 5e-3), (torch.bfloat16, 5e-2)])
-def test_small_gradients_are_not_lost_in_half_precision(compiled, precision, far):
+def test_streams_side_by_side_give_the_gradients_of_one(compiled, precision, far):
+    """Three times, since a race may be won by chance; and small gradients are not lost in fp16."""
     torch.manual_seed(0)
     config = ShaRnnConfig(num_layers=4, width=128, inner_width=256, memory_length=64)
     model = build(config, 9).cuda()
-    expected = gradients(model, precision=torch.float32, share=1.0)
+    expected = gradients(model, waves=False, precision=torch.float32, share=1.0)
     if compiled:
         model.compile()
-    found = gradients(model, precision=precision, share=2.0**-20)
-    for name, gradient in expected.items():
-        assert (found[name] - gradient).norm() <= far * gradient.norm() + 1e-6, name
+    for _ in range(3):
+        found = gradients(model, waves=True, precision=precision, share=2.0**-20)
+        for name, gradient in expected.items():
+            assert (found[name] - gradient).norm() <= far * gradient.norm() + 1e-6, name

@@ -1,7 +1,7 @@
-"""W x + b for very few rows x on a GPU: one kernel, whatever else is added.
+"""W x + b for very few rows x on a GPU, with everything that is added to it, in one kernel.
 
-Such a product takes as long as reading W, if enough programs read it at a time, and a step of decoding is
-hardly more than a chain of them: every kernel that needs not be launched counts.
+Such a product takes as long as reading W, if enough programs read it at a time. A decoding step is little
+more than a chain of such products, so every kernel that is not launched counts.
 
 Shapes: N rows, D width in, E width out.
 """
@@ -13,11 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = 2048
-"""Weights that a program reads at a time: as many as can be on their way together."""
+"""Weights that a program reads at a time."""
 
 
 def product(x_1ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None, onto_1NE: Tensor | None) -> Tensor:
-    """[1, N, E]: W x + b, and `onto`, all in one precision; the rows of W lie one after the other."""
+    """[1, N, E]: W x + b + `onto`, all in one precision; W is contiguous."""
     outputs, width = weight_ED.shape
     rows = x_1ND.shape[1]
     out_1NE = x_1ND.new_empty(1, rows, outputs)

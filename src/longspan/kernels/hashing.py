@@ -1,4 +1,4 @@
-"""What kernels drop is decided by a hash of where it stands and of a seed: nothing has to be kept of it."""
+"""Dropout by a hash of the position and a seed: no mask has to be stored for the backward pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def new_seed(device: torch.device) -> Tensor:
-    """One number of torch's generator, on the device: a recorded step draws it anew."""
+    """A number of torch's generator, on the device: a replayed CUDA graph draws a new one."""
     return torch.randint(2**31, (1,), dtype=torch.int32, device=device)
 
 
@@ -27,7 +27,7 @@ def mixed(x):
 
 @triton.jit
 def kept_places(row_key, place, threshold):
-    """Which places of some rows dropout keeps; a row's key is its number and the seed, mixed."""
+    """Which columns of some rows dropout keeps; a row's key is its number and the seed, mixed."""
     x = (row_key[:, None] ^ place.to(tl.uint32)[None, :]) * 0x7FEB352D
     x ^= x >> 15
     return x * 0x846CA68B >= tl.cast(threshold, tl.uint32)  # a threshold of 1 is no tensor

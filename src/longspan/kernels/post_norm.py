@@ -1,13 +1,13 @@
-"""Where a post-norm block ends, on a GPU, and the whole of a feed-forward block that ends so.
+"""The end of a post-norm block on a GPU, and a whole feed-forward block with such an end.
 
     normed_sum      y = LN(h + dropout(out))
     feed_forward    y = LN(h + dropout'(W2 dropout(relu(W1 h + b1)) + b2))
 
-Around the products there is nothing but reading and writing, so a kernel does all that can be done with what
-it has read: with the gradient of the sum come those of the norm's weights and of b2, with the gradient that
-relu and dropout let through comes that of b1. They are summed by every program for its rows, and then over
-programs: the order of sums is always the same. What relu or dropout has set to zero gets no gradient, so of
-the wide layer nothing is remembered but what goes into W2, and both it and its gradient are made in place.
+Apart from the products the time goes into reading and writing, so a kernel computes everything that it can
+from what it has read: with the gradient of the sum those of the norm's weights and of b2, with the gradient
+through relu and dropout that of b1. Every program sums them for its rows, then programs are summed: the order
+of sums is always the same. What relu or dropout has set to zero gets no gradient, so of the wide layer only
+the input of W2 is saved, and it and its gradient are computed in place.
 
 Shapes: N rows, D width, E inner width, P programs; BN, BD, BE, BP of a tile.
 """
@@ -47,7 +47,7 @@ class Norm(NamedTuple):
 
 
 def normed_sum(h: Tensor, out: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
-    """In `dtype`; the sum is not rounded before."""
+    """In `dtype`; the sum is not rounded before the norm."""
     y: Tensor = _NormedSum.apply(h, out, *norm, dtype)  # type: ignore[no-untyped-call]
     return y
 
@@ -162,7 +162,7 @@ def _norm_gradients(
     stats_2N: Tensor,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dh, dout, which may be the same tensor, and three sums over rows: dweight, dbias and that of dout."""
+    """dh, dout (it may be the same tensor) and three sums over rows: dweight, dbias and that of dout."""
     width = h.shape[-1]
     rows, tile = h.numel() // width, _row_tile(width)
     programs = max(1, min(ROW_PROGRAMS, triton.cdiv(rows, tile["BN"])))
@@ -209,7 +209,7 @@ def _row_tile(width: int) -> dict[str, int]:
 
 
 def _drops(dropout: float, bits: int) -> dict[str, Any]:
-    """Dropped is what has a hash below a threshold, as near to the probability as so many bits allow."""
+    """Dropped is what has a hash below a threshold: the probability in this many bits."""
     threshold = int(dropout * 2**bits)
     keep_scale = 1 / (1 - threshold / 2**bits)
     return {"threshold": threshold, "keep_scale": keep_scale, "HAS_DROPOUT": dropout > 0}

@@ -127,10 +127,17 @@ class Attention(AttentionHeads):
         project_out = FixedProduct(self._rows(self.out.weight.mT, order).mT.contiguous())
         read = State({"read": state.tensor("read").clone()} if self._positions[0].counts else {})
 
+        unchanged, sizes = not (self.qk_norm or read), [self.num_heads, 2 * self.num_heads]
+
         def step(h_1BD: Tensor) -> Tensor:
-            rows_1BRK = torch.unflatten(project(self._normed(h_1BD)), -1, (-1, self.head_width))
-            qkv = self._qk_norm_rope(rows_1BRK.transpose(0, 1).contiguous(), read, order)
-            found_BHK = attention.attend(*(x_BTHK.squeeze(1) for x_BTHK in qkv[:3]))
+            x_1BD = self.norm(h_1BD) if self.norm_first else h_1BD
+            rows_BRK = project(x_1BD).reshape(h_1BD.shape[1], -1, self.head_width)
+            if unchanged:
+                q_BHK, kv_BXK = rows_BRK.split_with_sizes(sizes, 1)
+            else:
+                qkv = self._qk_norm_rope(rows_BRK[:, None], read, order)
+                q_BHK, kv_BXK = qkv.q_BTHK.squeeze(1), qkv.kv_BTXK.squeeze(1)
+            found_BHK = attention.attend(q_BHK, kv_BXK)
             for count_B in read.flatten().values():
                 count_B += 1
             h_1BD = project_out(found_BHK.flatten(1)[None], onto=h_1BD)

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from longspan.kernels.contiguous_split import contiguous_split
-from longspan.layers.block import Block
+from longspan.layers.chunks import ChunkReader, ReadsChunks
 from longspan.layers.dropout import dropout
 from longspan.state import State
 
 GRADIENT_SCALE = 1024.0  # keeps gradients of a mean over 65,536 tokens among the normal numbers of fp16
 
 
-class LSTMBlock(Block):
-    """out = dropout(LSTM(LN(h))): the LSTM's output replaces h, there is no residual.
+class LSTMBlock(ReadsChunks):
+    """out = dropout(LSTM(LN(h))): the LSTM's output takes the place of h, there is no residual.
 
-    Under autocast cuDNN's LSTM computes in fp16, also when bf16 is asked for. Training in bf16 does not scale
-    the loss, so the gradients inside the LSTM are scaled here: times `GRADIENT_SCALE` where they enter the
-    LSTM, divided by it where they leave. Gradients of the state are not scaled: only an LSTM receives them.
+    Under autocast cuDNN's LSTM computes in fp16, whichever half precision was asked for. Who asks for bf16
+    scales no loss, so there the LSTM's gradients are scaled here: times `GRADIENT_SCALE` where they come in,
+    divided by it where they leave. Those of its state stay as they are, since they go to an LSTM only.
     """
 
     def __init__(self, width: int, *, dropout: float, epsilon: float) -> None:
@@ -36,38 +36,58 @@ class LSTMBlock(Block):
         return State({"hidden": zeros_BD, "cell": zeros_BD.clone()})
 
     def compile_parts(self) -> None:
-        """Compile what comes before and after the LSTM, which is one operation of cuDNN."""
+        """What goes into the LSTM and what comes out of it: itself it is one operation already."""
         self._enter, self._leave = torch.compile(_enter), torch.compile(_leave)
         self._flattened = torch.compile(_flattened)
 
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
-        before = state.tensor("hidden"), state.tensor("cell")
-        dtype, scale = _precision(before[0])
-        x_TBD = self._enter(h_BTD, self.norm, dtype, scale)
-        start = tuple(one_BD[None].to(dtype) for one_BD in before)
-        # On a GPU everything is in the LSTM's precision already; autocast would copy the weights once more.
-        with torch.autocast("cuda", enabled=False):
-            out_TBD, *end = torch.lstm(
-                x_TBD, start, self._weights(dtype, scale), True, 1, 0.0, self.lstm.training, False, False
-            )
-        out_BTD = self._leave(out_TBD, h_BTD.dtype, scale, self.dropout if self.training else 0.0)
-        # The carried state stays in full precision.
-        hidden_BD, cell_BD = (new[0].to(old.dtype) for new, old in zip(end, before, strict=True))
-        return out_BTD, State({"hidden": hidden_BD, "cell": cell_BD})
+        reading = self.begin(state, h_BTD.shape[1])
+        return reading.read(h_BTD), reading.end()
 
-    def _weights(self, dtype: torch.dtype, scale: float) -> list[Tensor]:
-        """The LSTM's weights in this precision; their gradients times `1 / scale`."""
-        own: list[Tensor] = list(self.lstm.parameters())
-        if (dtype, scale) == (own[0].dtype, 1.0):
+    def begin(self, state: State, length: int) -> ChunkReader:
+        return _LSTMReader(self, state)
+
+
+class _LSTMReader(ChunkReader):
+    """The LSTM's weights and its state in the precision in which it computes, from chunk to chunk."""
+
+    def __init__(self, block: LSTMBlock, state: State) -> None:
+        self.block = block
+        self.before = state.tensor("hidden"), state.tensor("cell")
+        self.dtype, self.scale = _precision(self.before[0])
+        own = list(block.lstm.parameters())
+        fits = (self.dtype, self.scale) == (own[0].dtype, 1.0)
+        self.flat = None if fits else block._flattened(own, self.dtype, self.scale)
+        self.now = tuple(one_BD[None].to(self.dtype) for one_BD in self.before)
+
+    def read(self, h_BTD: Tensor) -> Tensor:
+        lstm = self.block.lstm
+        x_TBD = self.block._enter(h_BTD, self.block.norm, self.dtype, self.scale)
+        # On a GPU all is in the precision it should be in; autocast would lay out the weights once more.
+        with torch.autocast("cuda", enabled=False):
+            out_TBD, *now = torch.lstm(
+                x_TBD, self.now, self._weights(), True, 1, 0.0, lstm.training, False, False
+            )
+        self.now = tuple(now)
+        dropped = self.block.dropout if self.block.training else 0.0
+        return self.block._leave(out_TBD, h_BTD.dtype, self.scale, dropped)
+
+    def _weights(self) -> list[Tensor]:
+        own: list[Tensor] = list(self.block.lstm.parameters())
+        if self.flat is None:
             return own
-        # cuDNN returns the gradients of all weights in one buffer: split, they need no copy.
-        flat = self._flattened(own, dtype, scale)
-        parts = contiguous_split(flat, [weight.numel() for weight in own], 0)
+        # Split for every chunk: cuDNN returns gradients in one buffer, and the chunks' buffers are added up.
+        parts = contiguous_split(self.flat, [weight.numel() for weight in own], 0)
         return [part.view_as(weight) for part, weight in zip(parts, own, strict=True)]
+
+    def end(self) -> State:
+        # What is carried and added up stays in full precision.
+        hidden_BD, cell_BD = (new[0].to(old.dtype) for new, old in zip(self.now, self.before, strict=True))
+        return State({"hidden": hidden_BD, "cell": cell_BD})
 
 
 def _precision(hidden_BD: Tensor) -> tuple[torch.dtype, float]:
-    """The precision in which the LSTM computes, and the factor by which its gradients are scaled."""
+    """In which the LSTM will compute, and by how much its gradients want to be larger."""
     if not (hidden_BD.is_cuda and torch.is_autocast_enabled("cuda")):
         return hidden_BD.dtype, 1.0
     asked = torch.get_autocast_dtype("cuda")
@@ -75,7 +95,7 @@ def _precision(hidden_BD: Tensor) -> tuple[torch.dtype, float]:
 
 
 def _flattened(weights: Sequence[Tensor], dtype: torch.dtype, scale: float) -> Tensor:
-    """All weights in one buffer, as cuDNN expects them: it then does not copy them."""
+    """One after the other, as cuDNN wants the weights of an LSTM to lie: it then takes them as they are."""
     return torch.cat([_scaled(weight, 1 / scale).to(dtype).flatten() for weight in weights])
 
 
@@ -88,12 +108,12 @@ def _leave(out_TBD: Tensor, dtype: torch.dtype, scale: float, probability: float
 
 
 def _scaled(x: Tensor, scale: float) -> Tensor:
-    """x unchanged; its gradient is multiplied by `scale`."""
+    """x itself; its gradient times `scale`."""
     return x if scale == 1 else _ScaledGradient.apply(x, scale)  # type: ignore[no-untyped-call]
 
 
 def _exchanged(x: Tensor) -> Tensor:
-    """Batch first from time first or back, contiguous in both passes: else the LSTM copies."""
+    """Batch first from time first or the other way, in order in both passes: else an LSTM copies."""
     return _Exchanged.apply(x)  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,4 @@
-"""What a head sees besides the text: persistent vectors. Shapes: H heads, P persistent, K head width."""
+"""Persistent vectors: what a head sees besides the text. Shapes: H heads, P vectors, K head width."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from longspan.layers.select_heads import select_heads
 
 
 class PersistentMemory(nn.Module):
-    """Learned keys and values per head that stand beside the text in the same softmax.
+    """Learned keys and values per head, in the same softmax as those of the text.
 
     They take the place of the feed-forward layer ("Augmenting Self-attention with Persistent Memory",
     Sukhbaatar et al., 2019, section 3): knowledge that does not depend on the text. They are learned

@@ -1,4 +1,4 @@
-"""Where a post-norm block ends. Shapes: B batch, T block, D width."""
+"""The end of a post-norm block. Shapes: B batch, T block, D width."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def normed_sum(
 ) -> Tensor:
     """LN(h + dropout(out)), in the precision of products.
 
-    What follows is products with it, and one more sum: that starts from numbers as exact as those it adds. A
-    stream in full precision would be rounded for every product, and be twice as much to write and read.
+    Products and one more sum follow, whose terms are no more exact than this. A residual stream in full
+    precision would be rounded for every product, and be twice as much to write and read.
     """
     dtype = product_dtype(h_BTD)
     if (kernels := kernels_for(norm, h_BTD, dropout)) is not None:
         ending = kernels.Norm(norm.weight, norm.bias, norm.eps, dropout if training else 0.0)
-        fused_BTD: Tensor = kernels.normed_sum(h_BTD, out_BTD, ending, dtype)
-        return fused_BTD
+        summed_BTD: Tensor = kernels.normed_sum(h_BTD, out_BTD, ending, dtype)
+        return summed_BTD
     exact = torch.promote_types(h_BTD.dtype, next(norm.parameters()).dtype)
     normed_BTD: Tensor = norm(h_BTD.to(exact) + drop(out_BTD, dropout, training))
     return normed_BTD.to(dtype)
 
 
 def kernels_for(norm: nn.Module, x: Tensor, dropout: float | GrowingDropout) -> ModuleType | None:
-    """The kernels that do it on the device of `x`: for nothing but torch's norm with both its weights."""
+    """The kernels for the device of `x`, if there are any: only for torch's LayerNorm with both weights."""
     plain = type(norm) is nn.LayerNorm and norm.bias is not None and len(norm.normalized_shape) == 1
     if not plain or isinstance(dropout, GrowingDropout) or not use_triton(x):
         return None

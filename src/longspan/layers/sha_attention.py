@@ -12,23 +12,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longspan.flops import Shape, flops
-from longspan.layers.block import Block
+from longspan.layers.chunks import ChunkReader, ReadsChunks
 from longspan.layers.dropout import dropout
 from longspan.layers.recording import keep
 from longspan.state import State
 
 
-class SingleHeadAttention(Block):
+class SingleHeadAttention(ReadsChunks):
     """out = x + dropout(softmax(q kᵀ / √D) v) with x = LN(h) and g = [memory; LN'(h)]:
 
         q = σ(s) LN(Wq x + b),    k = σ(s') g,    v = gate g
 
-    Keys and values are the scaled memory, without matrices of their own, and there are no positions. The
-    scales are applied to the query and to the result, so that the memory itself is used as keys and values.
+    Keys and values are scaled memory, without matrices of their own, and there are no positions. So the
+    scales act on the query and on the result, and the memory itself is attended to.
 
-    Attention reaches over `memory_length` positions, the block included: a block of T tokens sees the last
-    `memory_length` - T rows of the memory, and the others are dropped. A text that has read fewer tokens has
-    fewer rows: `filled` counts them, and rows before them are not seen.
+    Attention reaches over `memory_length` positions, the block among them: a block of T tokens sees the
+    last `memory_length` - T rows of the memory and makes it forget the others. A text that has begun less
+    than a memory ago has fewer rows: `filled` counts them, and those before are not seen.
     """
 
     def __init__(self, width: int, *, memory_length: int, dropout: float, epsilon: float) -> None:
@@ -42,6 +42,7 @@ class SingleHeadAttention(Block):
         self.value_gate: ValueGate | FixedGate = ValueGate(width)
         self.memory_length = memory_length
         self.dropout = dropout
+        self._recalled, self._chunk = _recalled, _chunk
 
     def initial_state(self, batch_size: int) -> State:
         weight = self.query.weight
@@ -52,30 +53,43 @@ class SingleHeadAttention(Block):
             }
         )
 
+    def compile_parts(self) -> None:
+        self.compile()
+        self._recalled, self._chunk = torch.compile(_recalled), torch.compile(_chunk)
+
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         x_BTD, filled_B = self.norm(h_BTD), state.tensor("filled")
-        past_BMD = _last(state.tensor("memory"), max(0, self.memory_length - h_BTD.shape[1]))
-        parts = [part for part in (past_BMD, self.memory_norm(h_BTD)) if part.shape[1]]
-        g_BSD = torch.cat(parts, dim=1)
-        keys = parts if h_BTD.is_cuda else [g_BSD]
-        attended_BTD = self._attend(x_BTD, keys, [self._drop(k) for k in keys], filled_B)
-        after = State(
+        past_BMD = self.not_forgotten(state.tensor("memory"), h_BTD.shape[1])
+        pieces = [piece for piece in (past_BMD, self.memory_norm(h_BTD)) if piece.shape[1]]
+        g_BSD = torch.cat(pieces, dim=1)
+        keys = pieces if h_BTD.is_cuda else [g_BSD]
+        attended_BTD = self.attend(x_BTD, keys, [self.drop(k) for k in keys], filled_B)
+        return x_BTD + self.drop(attended_BTD), self.remembered(g_BSD, filled_B + h_BTD.shape[1])
+
+    def begin(self, state: State, length: int) -> ChunkReader:
+        return _AttentionReader(self, state, length)
+
+    def not_forgotten(self, past_BMD: Tensor, block: int) -> Tensor:
+        """What a block of that many tokens sees of the memory."""
+        return past_BMD[:, max(0, past_BMD.shape[1] - max(0, self.memory_length - block)) :]
+
+    def remembered(self, g_BSD: Tensor, filled_B: Tensor) -> State:
+        return State(
             {
-                "memory": _last(g_BSD, self.memory_length),
-                "filled": (filled_B + h_BTD.shape[1]).clamp(max=self.memory_length),
+                "memory": g_BSD[:, max(0, g_BSD.shape[1] - self.memory_length) :],
+                "filled": filled_B.clamp(max=self.memory_length),
             }
         )
-        return x_BTD + self._drop(attended_BTD), after
 
     def collapse(self) -> None:
         """Replace the gate by the vector that it computes from its weights: the same output, no training."""
         self.value_gate = FixedGate(self.value_gate().detach())
 
-    def _attend(
+    def attend(
         self, x_BTD: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], filled_B: Tensor
     ) -> Tensor:
-        """Attention to g, given in one part or in two: the memory and the block."""
-        q_BTD = self._drop(torch.sigmoid(self.query_scale_D) * self.query_norm(self.query(x_BTD)))
+        """Attention to g, given in one part or in several."""
+        q_BTD = self.drop(torch.sigmoid(self.query_scale_D) * self.query_norm(self.query(x_BTD)))
         attend = _attend_by_products if x_BTD.is_cuda else _attend_by_torch
         q_BTD = torch.sigmoid(self.key_scale_D) * q_BTD
         visible_BTS = _visible(x_BTD.shape[1], sum(k.shape[1] for k in keys), filled_B)
@@ -83,7 +97,7 @@ class SingleHeadAttention(Block):
         attended_BTD = attend(q_BTD, keys, values, visible_BTS, self.dropout if self.training else 0.0)
         return self.value_gate() * attended_BTD
 
-    def _drop(self, x: Tensor) -> Tensor:
+    def drop(self, x: Tensor) -> Tensor:
         return dropout(x, self.dropout, self.training)
 
     def flops(self, shape: Shape) -> float:
@@ -91,6 +105,54 @@ class SingleHeadAttention(Block):
         keys, width = max(self.memory_length, shape.block_length), self.query.in_features
         gate = flops(self.value_gate, shape) / (shape.batch_size * shape.block_length)
         return flops(self.query, shape) + 2 * 2 * keys * width + gate
+
+
+class _AttentionReader(ChunkReader):
+    """The length of the text decides how much memory is used; the memory's dropout is drawn once per text."""
+
+    def __init__(self, attention: SingleHeadAttention, state: State, length: int) -> None:
+        self.attention = attention
+        past_BMD = attention.not_forgotten(state.tensor("memory"), length)
+        self.g = [past_BMD] if past_BMD.shape[1] else []
+        recalled = [attention._recalled(attention, past, _precision(past)) for past in self.g]
+        self.keys, self.values = [k for k, _ in recalled], [v for _, v in recalled]
+        self.filled_B = state.tensor("filled")
+
+    def read(self, h_BTD: Tensor) -> Tensor:
+        out_BTD, g_BTD, v_BTD = self.attention._chunk(
+            self.attention, h_BTD, self.keys, self.values, self.filled_B
+        )
+        self.g, self.keys, self.values = [*self.g, g_BTD], [*self.keys, g_BTD], [*self.values, v_BTD]
+        self.filled_B = self.filled_B + h_BTD.shape[1]
+        return out_BTD
+
+    def end(self) -> State:
+        return self.attention.remembered(torch.cat(self.g, dim=1), self.filled_B)
+
+
+def _precision(x: Tensor) -> torch.dtype:
+    """The precision of products."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _recalled(attention: SingleHeadAttention, past_BMD: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The memory as keys and as values."""
+    return past_BMD.to(dtype), attention.drop(past_BMD).to(dtype)
+
+
+def _chunk(
+    attention: SingleHeadAttention,
+    h_BTD: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    filled_B: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output for a chunk, and its keys and values, which later chunks attend to."""
+    x_BTD, g_BTD = attention.norm(h_BTD), attention.memory_norm(h_BTD)
+    v_BTD = attention.drop(g_BTD)
+    attended_BTD = attention.attend(x_BTD, [*keys, g_BTD], [*values, v_BTD], filled_B)
+    return x_BTD + attention.drop(attended_BTD), g_BTD, v_BTD
 
 
 class ValueGate(nn.Module):
@@ -107,7 +169,7 @@ class ValueGate(nn.Module):
 
 
 class FixedGate(nn.Module):
-    """The value of a gate that is no longer trained."""
+    """What is left of a gate that is not trained any more."""
 
     gate_D: Tensor
 
@@ -129,10 +191,10 @@ def _attend_by_torch(
 def _attend_by_products(
     q_BTD: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], visible_BTS: Tensor, dropped: float
 ) -> Tensor:
-    """The same in single operations. torch has no GPU kernel for a head this wide and falls back to products
-    in full precision.
+    """The same written out: torch's kernels for GPUs take no head as wide as this, and what it does instead
+    multiplies in full precision.
 
-    Memory and block are separate, since only the block needs gradients.
+    Memory and block are pieces of their own, since only the block wants gradients.
     """
     q_BTD = q_BTD / math.sqrt(q_BTD.shape[-1])
     visible = visible_BTS.split([k.shape[1] for k in keys], dim=-1)
@@ -143,8 +205,8 @@ def _attend_by_products(
         *(_weights(s, v, total_BT1) for s, v in zip(scores, visible, strict=True)), strict=True
     )
     attended = [dropout(w, dropped, True).to(v.dtype) @ v for w, v in zip(weights, values, strict=True)]
-    # The sum of all weights is 1 up to rounding. Dividing by it matters for the gradient: the term that a
-    # softmax subtracts from all scores of a row then follows from the row's output.
+    # The sum of all weights is one but for rounding. It is there for its gradient: what a softmax takes from
+    # all scores of a row is then a number of the row that is known before the gradients of its weights are.
     return reduce(torch.add, attended) / reduce(torch.add, sums)
 
 
@@ -159,14 +221,14 @@ def _weights(scores_BTS: Tensor, visible_BTS: Tensor, total_BT1: Tensor) -> tupl
 
 
 class _Weights(torch.autograd.Function):
-    """Saves nothing for the backward pass but the weights, in the precision of the scores."""
+    """Nothing is kept for the backward pass but the weights in the precision of the scores."""
 
     @staticmethod
     def forward(
         ctx: Any, scores_BTS: Tensor, visible_BTS: Tensor, total_BT1: Tensor
     ) -> tuple[Tensor, Tensor]:
         weights_BTS = torch.exp(_seen(scores_BTS, visible_BTS) - total_BT1)
-        # torch 2.11 compiles a conversion that changes nothing without its gradient.
+        # Asked first: where a conversion changes nothing, torch 2.11 compiles it without the gradient.
         if weights_BTS.dtype != scores_BTS.dtype:
             weights_BTS = weights_BTS.to(scores_BTS.dtype)
         ctx.save_for_backward(weights_BTS)
@@ -178,12 +240,8 @@ class _Weights(torch.autograd.Function):
         return (weights_BTS * (dweights_BTS + dsum_BT1)).to(weights_BTS.dtype), None, None
 
 
-def _last(x_BMD: Tensor, rows: int) -> Tensor:
-    return x_BMD[:, max(0, x_BMD.shape[1] - rows) :]
-
-
 def _visible(block: int, keys: int, filled_B: Tensor) -> Tensor:
-    """[B, T, S]: a position sees itself and everything before it in its text."""
+    """[B, T, S]: a position sees itself and what is before it, as far back as its text goes."""
     s_S = torch.arange(block - keys, block, device=filled_B.device)  # the block begins at 0
     t_T1 = torch.arange(block, device=filled_B.device)[:, None]
     return (s_S <= t_T1) & (s_S >= -filled_B[:, None])[:, None]

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from longspan.config import ShaRnnConfig
 from longspan.layers.block import Block
@@ -20,10 +21,30 @@ from longspan.layers.boom import Boom
 from longspan.layers.lstm import LSTMBlock
 from longspan.layers.sha_attention import SingleHeadAttention
 from longspan.models.interface import LanguageModel
+from longspan.models.pipeline import pipelined
 from longspan.models.stack import Stack
 from longspan.output import SplitSoftmaxHead
+from longspan.state import State
 
 EPSILON = 1e-12  # of all norms
+# In training on a GPU. cuDNN's LSTM kernels never run concurrently, so chunks only hide the other operations
+# behind one LSTM. More chunks hide more, and each costs further kernel launches.
+CHUNKS = 2
+
+
+class ShaRnn(Stack):
+    """A stack that is trained as a pipeline on a GPU."""
+
+    def _through(self, h_BTD: Tensor, states: State) -> tuple[Tensor, State]:
+        if CHUNKS > 1 and h_BTD.is_cuda and torch.is_grad_enabled():
+            return self._through_pipeline(h_BTD, states)
+        return super()._through(h_BTD, states)
+
+    def _through_pipeline(self, h_BTD: Tensor, states: State) -> tuple[Tensor, State]:
+        named = {name: block for name, block in self.blocks.named_children() if isinstance(block, Block)}
+        before = [states.branch(name) for name in named]
+        h_BTD, after = pipelined(list(named.values()), h_BTD, before, CHUNKS)
+        return h_BTD, State(dict(zip(named, after, strict=True)))
 
 
 def sha_rnn(config: ShaRnnConfig, vocabulary_size: int) -> Stack:
@@ -40,7 +61,7 @@ def sha_rnn(config: ShaRnnConfig, vocabulary_size: int) -> Stack:
         blocks.append(Boom(width, config.inner_width, dropout=dropout, epsilon=EPSILON))
     embedding = nn.Embedding(vocabulary_size, width)
     head = SplitSoftmaxHead(embedding, config.splits, tied=config.tied)
-    model = Stack(embedding, blocks, head, dropout=config.embedding_dropout)
+    model = ShaRnn(embedding, blocks, head, dropout=config.embedding_dropout)
     # Once a text is longer than the memory, the block length decides how much is dropped.
     model.block_invariant = config.attention == "none"
     _initialise(model, width)

@@ -101,8 +101,8 @@ def span_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Atte
         attended_BHTK: Tensor = gpu.span_attention(q_BHTK, k_BHTK, v_BHTK, context)
         return attended_BHTK
     if q_BHTK.shape[2] == 1 and context.dropout == 0 and not torch.is_grad_enabled():
-        token = (x_BH1K[:, :, 0] for x_BH1K in (q_BHTK, k_BHTK, v_BHTK))
-        return decode_cpu.OneToken(context, room=1).attend(*token)[:, :, None]
+        kv_BXK = torch.cat([k_BHTK[:, :, 0], v_BHTK[:, :, 0]], dim=1)
+        return decode_cpu.OneToken(context, room=1).attend(q_BHTK[:, :, 0], kv_BXK)[:, :, None]
     if cpu.takes(q_BHTK, k_BHTK, v_BHTK, context):
         return cpu.span_attention(q_BHTK, k_BHTK, v_BHTK, context)
     return eager.span_attention(q_BHTK, k_BHTK, v_BHTK, context)

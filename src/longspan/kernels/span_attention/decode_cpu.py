@@ -45,20 +45,21 @@ class OneToken:
         self._groups = [_Group(group, ROOM if room is None else room) for _, group in context.groups()]
         self._filled_B = None if context.filled_B is None else context.filled_B.clone()
 
-    def attend(self, q_BHK: Tensor, k_BHK: Tensor, v_BHK: Tensor) -> Tensor:
-        """[B, H, K]."""
-        batch = q_BHK.shape[0]
-        parts = zip(
-            *(x_BHK.transpose(0, 1).split(self._sizes) for x_BHK in (q_BHK, k_BHK, v_BHK)), strict=True
-        )
+    def attend(self, q_BHK: Tensor, kv_BXK: Tensor) -> Tensor:
+        """[B, H, K]; a text has the keys of all heads and then their values."""
+        batch, num_heads, width = q_BHK.shape
+        kv_2HBK = kv_BXK.reshape(batch, 2, num_heads, width).permute(1, 2, 0, 3)
+        # Not `split`, which is written in Python.
+        q_parts = q_BHK.transpose(0, 1).split_with_sizes(self._sizes)
+        parts = zip(q_parts, kv_2HBK.split_with_sizes(self._sizes, 1), strict=True)
         found = [
-            group.attend([x_GBK.reshape(-1, 1, x_GBK.shape[-1]) for x_GBK in part], self._filled_B)
-            for group, part in zip(self._groups, parts, strict=True)
+            group.attend(q_GBK.reshape(-1, 1, width), kv_2GBK.flatten(1, 2).unsqueeze(2), self._filled_B)
+            for group, (q_GBK, kv_2GBK) in zip(self._groups, parts, strict=True)
         ]
         if self._filled_B is not None:
             self._filled_B += 1
         found_N1K = found[0] if len(found) == 1 else torch.cat(found)
-        return found_N1K.view(-1, batch, q_BHK.shape[-1]).transpose(0, 1)
+        return found_N1K.view(num_heads, batch, width).transpose(0, 1)
 
 
 class _Group:
@@ -98,11 +99,10 @@ class _Group:
             self._persistent = of_rows(context.persistent[0]).mT, of_rows(context.persistent[1])
         self._distance_W = torch.arange(window - 1, -1, -1, device=kv_BMXK.device)
 
-    def attend(self, qkv: list[Tensor], filled_B: Tensor | None) -> Tensor:
-        """[N, 1, K], and so are query, key and value."""
-        q_N1K, k_N1K, v_N1K = qkv
+    def attend(self, q_N1K: Tensor, kv_2N1K: Tensor, filled_B: Tensor | None) -> Tensor:
+        """[N, 1, K]."""
         if self._sees_itself:
-            self._remember(k_N1K, v_N1K)
+            self._remember(kv_2N1K)
         weights_N1X = self._weights(q_N1K, filled_B)
         values_NWK = self._values_NRK.narrow(1, self._start, self._window)
         used_N1X = weights_N1X.to(q_N1K.dtype)
@@ -114,7 +114,7 @@ class _Group:
         if self._renormalise:
             out_N1K.div_(weights_N1X.sum(-1, keepdim=True).add_(EPSILON))
         if not self._sees_itself:
-            self._remember(k_N1K, v_N1K)
+            self._remember(kv_2N1K)
         return out_N1K
 
     def _weights(self, q_N1K: Tensor, filled_B: Tensor | None) -> Tensor:
@@ -135,14 +135,13 @@ class _Group:
             scores_N1X = torch.cat([scores_N1X, persistent_N1P], dim=-1)
         weights_N1X = torch.softmax(scores_N1X, dim=-1, dtype=self._exact)
         if self._mask_N1W is not None:
-            weights_N1X[..., : self._window].mul_(self._mask_N1W)
+            weights_N1X.narrow(-1, 0, self._window).mul_(self._mask_N1W)
         return weights_N1X
 
-    def _remember(self, k_N1K: Tensor, v_N1K: Tensor) -> None:
+    def _remember(self, kv_2N1K: Tensor) -> None:
         end = self._start + self._window
         if end == self._kv_2NRK.shape[2]:
             self._kv_2NRK[:, :, : self._window] = self._kv_2NRK[:, :, self._start :].clone()
             self._start, end = 0, self._window
-        self._kv_2NRK[0].narrow(1, end, 1).copy_(k_N1K)
-        self._kv_2NRK[1].narrow(1, end, 1).copy_(v_N1K)
+        self._kv_2NRK.narrow(2, end, 1).copy_(kv_2N1K)
         self._start += 1

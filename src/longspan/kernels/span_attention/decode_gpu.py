@@ -75,9 +75,10 @@ class OneToken:
         num_persistent = 0 if persistent is None else persistent[0].shape[1]
         self._parts = self._text_parts + triton.cdiv(num_persistent, PART)
 
-    def attend(self, q_BHK: Tensor, k_BHK: Tensor, v_BHK: Tensor) -> Tensor:
-        """[B, H, K]. The heads of a text must be contiguous."""
+    def attend(self, q_BHK: Tensor, kv_BXK: Tensor) -> Tensor:
+        """[B, H, K]; a text has the keys of all heads and then their values. Its rows are contiguous."""
         batch, heads, width = q_BHK.shape
+        k_BHK, v_BHK = kv_BXK.split(heads, dim=1)
         out_BHK = q_BHK.new_empty(batch, heads, width)
         sums_3BHC = q_BHK.new_empty(3, batch, heads, self._parts, dtype=torch.float32)
         found_BHCK = q_BHK.new_empty(batch, heads, self._parts, width, dtype=torch.float32)

@@ -4,9 +4,9 @@ The kernels of attention read it, and write its gradient, as `triton_kernels.py`
 distance d in column S - 8 + t % 8 - d of its row. So a tile here is of every eighth query: their columns
 agree.
 
-All heads are made at once, each as wide as its window. A program of the first two kernels has a tile of
-queries and goes through the columns. For the position keys, programs have a tile of columns and go through
-the queries of one class; what that leaves, every class and head a sum of its own, the last kernel adds up.
+All heads are computed at once, each as wide as its window. A program of the first two kernels has a tile of
+queries and loops over the columns. For the gradient of position keys, a program has a tile of columns and
+loops over the queries of one class; the last kernel adds up the sums of all classes and heads.
 
 Position keys lie one after the other.
 
@@ -26,12 +26,12 @@ CLASSES = 8
 """Queries whose rows of the table are moved on by 0, 1, 2 ... columns."""
 
 MARGIN = 256
-"""As far beyond the table a tile of attention may read."""
+"""How far beyond the table a tile of attention may read."""
 
 DISTANCES = 32
 """Position keys whose gradients are added up by one program."""
 
-# Found by trying on an H200, in half precision and heads of 64: queries and columns of a tile, and warps.
+# Tuned on an H200, in half precision and with heads of 64: queries and columns of a tile, and warps.
 TILES = {"table": (128, 128, 8), "queries": (128, 64, 8), "keys": (128, 64, 4)}
 
 _CLASSES, _MARGIN = tl.constexpr(CLASSES), tl.constexpr(MARGIN)
@@ -158,7 +158,7 @@ def _table_kernel(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     of_class = tl.program_id(0) % _CLASSES
-    h = tl.num_programs(1) - 1 - tl.program_id(1)  # those that look far come last and begin first
+    h = tl.num_programs(1) - 1 - tl.program_id(1)  # the longest windows come last in HEADS and start first
     begin, columns = _columns_of(HEADS, h)
     row, b, t = _queries(tl.program_id(0) // _CLASSES * BM + tl.arange(0, BM), of_class, T)
     there = (b < batch) & (t < T)

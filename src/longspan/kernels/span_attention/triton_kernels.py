@@ -5,21 +5,21 @@ maximum, Z = sum of e and Y = sum of e m, where e = exp(score - maximum) and m i
 
     out = sum e m v / (Y + 1e-8 Z)
 
-and leaves one number per query, the logarithm of that total. The backward pass makes the weights anew from
-it, once a tile of queries at a time for the gradients of queries and spans, and once a tile of keys at a time
-for those of keys and values. Where that pays (`KEEPS`) the first leaves them and the gradients of the scores
-in tables, and for the second there are products and nothing else. Every program writes what no other writes:
-results do not depend on the order in which programs run.
+and leaves one number per query, the logarithm of that total. The backward pass computes the weights again
+from it: by tiles of queries for the gradients of queries and spans, by tiles of keys for those of keys and
+values. Where that is faster (`KEEPS`) the first pass stores the weights and the gradients of the scores in
+tables, and the second only computes products. No two programs write to the same place: results do not depend
+on the order in which programs run.
 
 Most tiles lie inside: all their queries see all their keys through a mask of 1. They come in one run, between
-the tiles at the far edge of the span and those at the query's own position, and need not ask who sees what.
+the tiles at the far edge of the span and those at the query's own position, and need no masks.
 
 Keys have two sources. `PAST` holds what each group of heads remembers, as long as that group needs it; the
 block's own keys follow. Both are addressed by position, negative in the past, so a loop is a source and a
 range. The term for the distance is a table R[t, c] that `relative_bias.py` has made, oldest distance first.
 Position j of query t is its column j - t + t % 8 + constant: rows begin at multiples of 8, and so does every
 eighth key in them: they are read and written as they lie, in pieces of 8 numbers. Tiles begin at such keys.
-A tile may reach beyond a row, into its neighbours: what it finds there belongs to keys that are not seen.
+A tile may reach beyond its row into the rows next to it: the entries there belong to keys that are not seen.
 
 Shapes: as in the package; BM queries and BN keys in a tile, BK the head's width rounded up.
 """
@@ -186,7 +186,7 @@ def _forward_tiles(
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, HAS_FILLED: tl.constexpr,
     HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Go on with the running sums over the keys from `start` to `stop`."""
+    """Continue the running sums over the keys from `start` to `stop`."""
     for n0 in range(start, stop, BN):
         n0 = tl.multiple_of(n0, 8)
         j = n0 + tl.arange(0, BN)
@@ -506,7 +506,7 @@ def _key_gradient_tiles(
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr,
     HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Weights and gradients of the scores made anew."""
+    """With weights and gradients of the scores computed again."""
     for t0 in range(start, stop, BM):
         t0 = tl.multiple_of(t0, 8)
         t = t0 + tl.arange(0, BM)
@@ -545,7 +545,7 @@ def _kept_key_gradient_tiles(
     start, stop, dk, dv, n0, q_base, dout_base, q_t, o_t, w_base, dr_base, step, T,
     WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Both as they were kept."""
+    """With both read from the tables."""
     for t0 in range(start, stop, BM):
         t0 = tl.multiple_of(t0, 8)
         t = t0 + tl.arange(0, BM)
