@@ -23,7 +23,7 @@ CASES = {
         spans=(0.0, 1.5, 6.0),
         ramp=2,
     ),
-    "positions of each head, unfilled memory, persistent": Case(
+    "positions of each head, unfilled memory, persistent vectors": Case(
         windows=((2,), (5, 7)),
         reaches=(2, 7),
         block=3,

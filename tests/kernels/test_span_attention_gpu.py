@@ -97,7 +97,7 @@ CASES = {
         first_distance=0,
         filled=(0, 21),
     ),
-    "not filled, with spans and persistent": Case(
+    "not filled, with spans and persistent vectors": Case(
         windows=((20, 35),),
         reaches=(35,),
         num_persistent=3,
@@ -111,11 +111,11 @@ CASES = {
     "tiles inside the window": Case(
         windows=((160,),), reaches=(130,), block=70, batch=1, first_distance=0, filled=(100,)
     ),
-    "persistent": Case(windows=((9, 30),), reaches=(30,), positions="shared", num_persistent=40),
-    "persistent that fill their tiles": Case(
+    "persistent vectors": Case(windows=((9, 30),), reaches=(30,), positions="shared", num_persistent=40),
+    "persistent vectors that fill their tiles": Case(
         windows=((9, 30),), reaches=(30,), num_persistent=64, spans=(2.0, 20.5)
     ),
-    "persistent and spans": Case(
+    "persistent vectors and spans": Case(
         windows=((9,), (40,)), reaches=(9, 40), positions="shared", num_persistent=3, spans=(2.0, 33.3)
     ),
     "not renormalised": Case(
@@ -234,7 +234,7 @@ def test_kernels_equal_plain_torch_whatever_is_asked(seed: int, dtype: torch.dty
         "own windows in a group",
         "biases, and groups of different reach",
         "no memory",
-        "persistent and spans",
+        "persistent vectors and spans",
         "not renormalised, sees itself",
     ],
 )
@@ -324,7 +324,7 @@ def test_tiny_mass_inside_the_span_shows_the_epsilon() -> None:
 
 
 @only_interpreted
-@pytest.mark.parametrize("name", ["persistent and spans", "biases, and groups of different reach"])
+@pytest.mark.parametrize("name", ["persistent vectors and spans", "biases, and groups of different reach"])
 def test_half_precision_sums_in_float32(name: str) -> None:
     check(CASES[name], torch.float16)
 

@@ -308,7 +308,7 @@ def _set_sizes(spans: Sequence[LearnedSpan], fractions_N: Tensor) -> None:
 
 @cache  # for good: a recorded step knows where they lie
 def _on_device(limits: tuple[int, ...], device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # whoever asks first, training will want it too
+    with torch.inference_mode(False):  # cached: training needs it too, even if inference creates it
         return torch.tensor(limits, device=device)
 
 
