@@ -173,7 +173,7 @@ def test_compiled_it_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = read(model)
     monkeypatch.setattr(torch, "compile", without_code_generation)
     model.compile()
-    assert compiled.count("Attention._normed") == compiled.count("Attention._joined") == 2
+    assert compiled.count("AttentionHeads._normed") == compiled.count("AttentionHeads._add_residual") == 2
     assert "RMSNorm.forward" in compiled
     for found, wanted in zip(read(model), expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.02)
