@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +59,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         tempfile.TemporaryDirectory(prefix="longspan-curves-") as place,
         ThreadPoolExecutor(args.jobs) as pool,
     ):
-        runs = list(pool.map(lambda pair: train(*pair, Path(place), args), pairs))
-    with (args.out / "metrics.jsonl").open("w", encoding="utf-8") as file:
-        for run in runs:
-            for line in run.pop("metrics"):
-                file.write(json.dumps({"model": run["model"], "setting": run["setting"], **line}) + "\n")
+        runs = []
+        for done in as_completed([pool.submit(train, *pair, Path(place), args) for pair in pairs]):
+            runs.append(done.result())
+            _write_metrics(runs[-1], args.out / "metrics.jsonl")  # kept, whatever happens to the other runs
     (args.out / "results.json").write_text(json.dumps(runs, indent=2) + "\n", encoding="utf-8")
     table = _table(runs, args.models)
     (args.out / "table.md").write_text(table + "\n", encoding="utf-8")
     print(table)
     draw(args.out)
     return int(any("error" in run for run in runs))
+
+
+def _write_metrics(run: dict[str, Any], path: Path) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        for line in run.pop("metrics"):
+            file.write(json.dumps({"model": run["model"], "setting": run["setting"], **line}) + "\n")
 
 
 def recipe_of(model: str, args: argparse.Namespace) -> dict[str, Any]:

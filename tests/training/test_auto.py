@@ -55,6 +55,7 @@ def test_on_a_cpu_it_is_plain_float32() -> None:
 
 def test_on_a_gpu_it_is_compiled_bf16_where_the_gpu_can(gpu: dict[str, Any]) -> None:
     assert on(GPU) == ("bf16", True)
+    assert on(GPU, block_jitter=True) == ("bf16", False)  # the shapes change from step to step
     gpu["triton"] = False
     assert on(GPU) == ("bf16", False)
     gpu.update(capability=(7, 5), triton=True)

@@ -137,7 +137,7 @@ class TrainingConfig:
     compile: Literal["auto"] | bool = option(
         "auto",
         help="torch.compile for all of the model except attention, whose shapes follow the spans; auto "
-        "compiles on a GPU",
+        "compiles on a GPU, unless block_jitter changes the block length",
     )
     compile_warmup: int = option(
         0,

@@ -133,7 +133,7 @@ class LearnedSpan(Span):
         self._over_layer = config.softmax_over == "layer"
         self.windows_follow_spans = not self._over_layer
         self._num_heads = num_heads
-        self._reading: _Reading | None = None
+        self._copy: _SizesCopy | None = None
         self.limits = _limits(config, num_heads)
         own = num_heads if config.per == "head" else 1
         self.fraction_H = nn.Parameter(torch.full((own,), float(config.start)))
@@ -164,8 +164,8 @@ class LearnedSpan(Span):
         return self._memory_length
 
     def _await_sizes(self) -> None:
-        if self._reading is not None:
-            self._reading.arrive()
+        if self._copy is not None:
+            self._copy.wait()
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies: they get their sizes, and no copy to the host is left open."""
@@ -241,7 +241,7 @@ def rounded_up(length: int) -> int:
     return step * math.ceil(length / step)
 
 
-class _Reading:
+class _SizesCopy:
     """z of all heads of all layers on the way to the host: one asynchronous copy. N heads of all layers."""
 
     def __init__(self, spans: Sequence[LearnedSpan], fractions_N: Tensor) -> None:
@@ -251,7 +251,7 @@ class _Reading:
         self._done = torch.cuda.Event()
         self._done.record(torch.cuda.current_stream(fractions_N.device))
 
-    def arrive(self) -> None:
+    def wait(self) -> None:
         self._done.synchronize()
         _set_sizes(self._spans, self._fractions_N)
 
@@ -286,9 +286,9 @@ def clamp_and_read(spans: Sequence[LearnedSpan]) -> None:
         torch._foreach_clamp_max_(fractions, 1.0)
         fractions_N = torch.cat([span.fractions_H() for span in spans])
     if fractions_N.is_cuda:
-        reading = _Reading(spans, fractions_N)
+        copy = _SizesCopy(spans, fractions_N)
         for span in spans:
-            span._reading = reading
+            span._copy = copy
     elif not fractions_N.is_meta:
         _set_sizes(spans, fractions_N)
 
@@ -301,7 +301,7 @@ def _of_each(spans: Sequence[LearnedSpan], values_N: Tensor) -> list[list[float]
 
 def _set_sizes(spans: Sequence[LearnedSpan], fractions_N: Tensor) -> None:
     for span, fractions in zip(spans, _of_each(spans, fractions_N), strict=True):
-        span._reading = None
+        span._copy = None
         if not any(map(math.isnan, fractions)):  # a diverged model has no sizes: its loss will tell
             span.set_fractions(fractions)
 

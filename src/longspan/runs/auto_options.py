@@ -22,7 +22,9 @@ def resolved(config: RunConfig, device: torch.device) -> RunConfig:
     if training.precision == "auto":
         training = replace(training, precision=_precision(device))
     if training.compile == "auto":
-        training = replace(training, compile=_is_recent_gpu(device) and has_triton())
+        # Blocks of changing length would need code for dynamic shapes.
+        fixed_shapes = not training.block_jitter
+        training = replace(training, compile=fixed_shapes and _is_recent_gpu(device) and has_triton())
     return config if training is config.training else replace(config, training=training)
 
 

@@ -60,6 +60,7 @@ class Loop:
             precision=training.precision,
             micro_batches=training.micro_batches,
             fallback=self._strategy.fallback,
+            capture=not training.block_jitter,
         )
         longest = max(map(self._config.block_length, self._config.stage))
         self._blocks = Prefetcher(training.batch_size * longest, self._device)

@@ -23,7 +23,8 @@ class Updater:
     The batch is split by lanes into `micro_batches`. Their gradients add up to those of the whole batch, and
     activations are held for one of them at a time. The loss stays on the device; only the gradient scaler of
     fp16 synchronises, to check for overflow. On a GPU without micro-batches the model is called through a
-    `CapturedModel`. `fallback` is the `CompileFallback` of a compiled model.
+    `CapturedModel`; `capture` is false for blocks of changing length, where a graph is hardly ever replayed.
+    `fallback` is the `CompileFallback` of a compiled model.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Updater:
         precision: Precision = "float32",
         micro_batches: int = 1,
         fallback: CompileFallback | None = None,
+        capture: bool = True,
     ) -> None:
         if precision == "auto":
             raise ValueError("precision 'auto' must be resolved before an update")
@@ -43,7 +45,7 @@ class Updater:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self._fallback = fallback or CompileFallback(enabled=False)
         can_capture = self.device.type == "cuda" and micro_batches == 1
-        self._captured = CapturedModel(model) if can_capture else None
+        self._captured = CapturedModel(model) if capture and can_capture else None
 
     def update(
         self,
