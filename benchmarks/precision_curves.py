@@ -37,7 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "transformer-xl": {"recipe": "txl-enwik8", "learning_rate": 2.5e-4},
     "sha-rnn": {"recipe": "sha-rnn-one", "learning_rate": 2e-3},
 }
-BATCH, BLOCK, EVALUATIONS, VALID_TOKENS = 8, 128, 8, 65_536
+BATCH, BLOCK, EVALUATIONS, VALID_TOKENS = 8, 128, 10, 65_536
 SMALL = {"num_layers": 2, "width": 32, "inner_width": 48, "num_heads": 2, "head_width": 16}
 SMALL |= {"num_persistent": 8, "memory_length": 16}
 
