@@ -1,12 +1,12 @@
-"""Compares the speed of two versions: two source trees on one GPU, measured in turns.
+"""Compares the speed of two versions: two source trees on one machine, measured in turns.
 
     python benchmarks/compare_commits.py --old FOLDER [--new FOLDER] [--cases NAME ...] [--json FILE]
 
-A folder is a checkout with the package in `src/`. A case is a training step of a recipe (bf16, compiled, with
-optimizer, random tokens), or the decoding of one text. For each case and tree one process builds and compiles
-the model; cases that fit into memory together are compiled in parallel. Then the processes of a case take
-turns (old, new, old, new) and run back-to-back steps for `--seconds` each. The median of a tree's turns is
-reported. All cases take about 6 minutes on an H200.
+A folder is a checkout with the package in `src/`. A case is a training step of a recipe (with optimizer and
+random tokens), or the decoding of one text. Training on a GPU is bf16 and compiled, on a CPU float32. For
+each case and tree one process builds and compiles the model; cases that fit into memory together are compiled
+in parallel. Then the processes of a case take turns (old, new, old, new) and run back-to-back steps for
+`--seconds` each. The median of a tree's turns is reported. The GPU cases take about 6 minutes on an H200.
 
 Needs what the package imports: torch, triton, numpy, safetensors, tomli-w, rich and the imports of
 `longspan.data`. `--smoke` runs tiny models on a CPU, to test this script.
@@ -48,6 +48,7 @@ class Case:
     goal: float
     vocabulary_size: int = 205
     decodes: bool = False
+    device: str = "cuda"
 
 
 CASES = [
@@ -59,6 +60,8 @@ CASES = [
     Case("sha-rnn-64x1024", "sha-rnn-one", 64, 1024, "start", 33, 0.95),
     Case("flagship", "flagship", 32, 1024, "start", 15, 0.95, vocabulary_size=256),
     Case("decoding", "enwik8", 1, PROMPT, "profile", 2, 0.95, decodes=True),
+    Case("cpu-training", "enwik8-small", 16, 256, "profile", 1, 0.95, device="cpu"),
+    Case("cpu-decoding", "enwik8", 1, PROMPT, "profile", 1, 0.95, decodes=True, device="cpu"),
 ]
 
 
@@ -229,7 +232,8 @@ def _config(case: Case, smoke: bool) -> Any:
     for name in ("segment_length", "passage_length", "block_jitter", "compile_warmup", "rehearsal"):
         training.pop(name, None)
     training |= {"batch_size": case.batch_size, "block_length": case.block_length, "micro_batches": 1}
-    training |= {"precision": "bf16", "compile": True}
+    on_gpu = case.device == "cuda"
+    training |= {"precision": "bf16" if on_gpu else "float32", "compile": on_gpu}
     if smoke:
         training |= {"batch_size": 2, "block_length": 16, "precision": "float32", "compile": False}
         model = table["model"]
@@ -246,7 +250,7 @@ def _model(case: Case, config: Any) -> Any:
     from longspan.models import build_run
 
     torch.manual_seed(0)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(case.device if torch.cuda.is_available() else "cpu")
     model = build_run(config, case.vocabulary_size).to(device)
     if case.spans == "profile":
         set_profile(model, case.name)
@@ -336,7 +340,12 @@ def _parser() -> argparse.ArgumentParser:
         "--new", type=Path, default=ROOT, help="checkout of the new version (default: this one)"
     )
     parser.add_argument(
-        "--cases", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
+        "--cases",
+        nargs="+",
+        choices=names,
+        default=[case.name for case in CASES if case.device == "cuda"],
+        metavar="NAME",
+        help=f"{', '.join(names)} (default: those of a GPU)",
     )
     parser.add_argument("--seconds", type=float, default=4.0, help="seconds of steps per turn (default: 4)")
     parser.add_argument("--turns", type=int, default=2, help="turns of each tree (default: 2)")
