@@ -164,9 +164,7 @@ class LoadedModel:
     ) -> Iterator[str]:
         """Text after `start`, whose tokens are added to `ids`."""
         text = self.tokenizer.stream()
-        for (
-            token
-        ) in start.tail:  # the next text may depend on it: a blank between words, an incomplete character
+        for token in start.tail:  # what follows may depend on them: a blank, an incomplete character
             text.push(token)
         for token in generate_from(
             self.model,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from longspan.state import State
-from longspan.testing.probe import Broken, Probe, changed, snapshot
+from longspan.testing.probe import Broken, Probe, changed, copies
 from longspan.testing.rule import Rule
 
 
@@ -63,7 +63,7 @@ def hooks(probe: Probe) -> None:
     hash(model.shape_key(model.initial_state(1)))
     for number in (0, 1):
         model.begin_epoch(number)
-    before = snapshot(model.initial_state(1))
+    before = copies(model.initial_state(1))
     model.after_update()
     name_of_state = changed(model.initial_state(1), before)
     if name_of_state is not None:

@@ -87,7 +87,7 @@ class Probe:
             self.close(flat[name], wanted[name], f"{what}: '{name}' of the state differs", double=double)
 
 
-def snapshot(state: State) -> dict[str, Tensor]:
+def copies(state: State) -> dict[str, Tensor]:
     """A copy of every tensor."""
     return {name: leaf.detach().clone() for name, leaf in state.flatten().items()}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longspan.generation import Decoder
 from longspan.state import State
-from longspan.testing.probe import Broken, Probe, changed, snapshot
+from longspan.testing.probe import Broken, Probe, changed, copies
 from longspan.testing.rule import Rule
 
 _CUTS = ([1] * 12, [5, 1, 6], [15, 9], [2, 13, 1, 1, 7])
@@ -55,7 +55,7 @@ def probabilities(probe: Probe) -> None:
 def state_is_a_value(probe: Probe) -> None:
     for training in (False, True):
         state = probe.warm_state(2)
-        before = snapshot(state)
+        before = copies(state)
         probe.model.train(training)
         probe.model(probe.tokens(2, 5), state)
         name = changed(state, before)
@@ -71,7 +71,7 @@ def nothing_hidden(probe: Probe) -> None:
             first, after = model(tokens, state)
             model(probe.tokens(4, 9), model.initial_state(4))
             second, again = model(tokens, state)
-        if not torch.equal(first, second) or changed(again, snapshot(after)) is not None:
+        if not torch.equal(first, second) or changed(again, copies(after)) is not None:
             raise Broken("the same tokens and state gave something else after another text was read")
     for name, buffer in model.named_buffers():
         if not torch.equal(buffer, buffers[name]):
@@ -171,7 +171,7 @@ def decoding_alike(probe: Probe) -> None:
 
 def decoder_alike(probe: Probe) -> None:
     state = carried = probe.warm_state(2)
-    before, decoder = snapshot(state), Decoder(probe.model, state)
+    before, decoder = copies(state), Decoder(probe.model, state)
     for number, tokens_B1 in enumerate(probe.tokens(2, 6).split(1, dim=1)):
         with torch.no_grad():
             expected_BTV, carried = probe.model.log_probs(tokens_B1, carried)
@@ -185,7 +185,7 @@ def decoder_alike(probe: Probe) -> None:
 def flat_form(probe: Probe) -> None:
     state, tokens = probe.warm_state(2), probe.tokens(2, 5)
     back = State.unflatten(state.flatten())
-    if changed(back, snapshot(state)) is not None:
+    if changed(back, copies(state)) is not None:
         raise Broken("State.unflatten(state.flatten()) is another state")
     if not torch.equal(probe.model(tokens, back)[0], probe.model(tokens, state)[0]):
         raise Broken("a state that was flattened and unflattened gave something else")
