@@ -80,36 +80,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not (tree / "src" / "longspan").is_dir():
             raise SystemExit(f"compare_commits: {tree} has no src/longspan: give a checkout of Longspan")
     results = []
-    for wave in _waves([by_name[name] for name in args.cases], args.memory):
-        results += _measured(wave, trees, args)
-        if args.json is not None:  # written after every wave, so that a later failure loses nothing
+    for batch in _batches([by_name[name] for name in args.cases], args.memory):
+        results += _measured(batch, trees, args)
+        if args.json is not None:  # written after every batch, so that a later failure loses nothing
             args.json.parent.mkdir(parents=True, exist_ok=True)
             args.json.write_text(json.dumps(_report(results, trees), indent=2) + "\n", encoding="utf-8")
     print(_table(results))
     return 1 if any("error" in result for result in results) else 0
 
 
-def _waves(cases: list[Case], gigabytes: float) -> list[list[Case]]:
+def _batches(cases: list[Case], gigabytes: float) -> list[list[Case]]:
     """Groups of cases that fit into memory together, with both trees."""
-    waves: list[list[Case]] = [[]]
+    batches: list[list[Case]] = [[]]
     for case in cases:
-        if waves[-1] and 2 * sum(c.gigabytes for c in [*waves[-1], case]) > gigabytes:
-            waves.append([])
-        waves[-1].append(case)
-    return waves
+        if batches[-1] and 2 * sum(c.gigabytes for c in [*batches[-1], case]) > gigabytes:
+            batches.append([])
+        batches[-1].append(case)
+    return batches
 
 
-def _measured(wave: list[Case], trees: dict[str, Path], args: argparse.Namespace) -> list[dict[str, Any]]:
+def _measured(batch: list[Case], trees: dict[str, Path], args: argparse.Namespace) -> list[dict[str, Any]]:
     workers = {
         (case.name, side): _Worker(case, tree, smoke=args.smoke)
-        for case in wave
+        for case in batch
         for side, tree in trees.items()
     }
     results = []
     try:
         for worker in workers.values():
             worker.answer()  # wait until it is ready
-        for case in wave:
+        for case in batch:
             speeds: dict[str, list[float]] = {side: [] for side in trees}
             for _ in range(args.turns):
                 for side in trees:

@@ -27,10 +27,10 @@ def test_cases_of_a_comparison_are_configurations(case: compare_commits.Case, sm
 
 @pytest.mark.parametrize("gigabytes", [1, 60, 110, 1000])
 def test_cases_that_are_compiled_together_fit_into_the_memory(gigabytes: float) -> None:
-    waves = compare_commits._waves(compare_commits.CASES, gigabytes)
-    assert [case for wave in waves for case in wave] == compare_commits.CASES
-    for wave in waves:
-        assert len(wave) == 1 or 2 * sum(case.gigabytes for case in wave) <= gigabytes
+    batches = compare_commits._batches(compare_commits.CASES, gigabytes)
+    assert [case for batch in batches for case in batch] == compare_commits.CASES
+    for batch in batches:
+        assert len(batch) == 1 or 2 * sum(case.gigabytes for case in batch) <= gigabytes
 
 
 def test_a_comparison_says_which_side_failed() -> None:

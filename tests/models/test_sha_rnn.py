@@ -401,10 +401,10 @@ NEEDS_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a 
 
 
 def gradients(
-    model: LanguageModel, *, waves: bool, precision: torch.dtype, share: float
+    model: LanguageModel, *, pipeline: bool, precision: torch.dtype, share: float
 ) -> dict[str, Tensor]:
     """Of a loss as small as the mean over very many tokens is, times what it was divided by."""
-    through = model._through_pipeline if waves else super(ShaRnn, model)._through
+    through = model._through_pipeline if pipeline else super(ShaRnn, model)._through
     states = model.initial_state(2).branch("blocks")
     h = torch.randn(2, 40, 128, generator=torch.Generator().manual_seed(3)).to(model.head.bias_V.device)
     model.zero_grad()
@@ -422,10 +422,10 @@ def test_streams_side_by_side_give_the_gradients_of_one(compiled, precision, far
     torch.manual_seed(0)
     config = ShaRnnConfig(num_layers=4, width=128, inner_width=256, memory_length=64)
     model = build(config, 9).cuda()
-    expected = gradients(model, waves=False, precision=torch.float32, share=1.0)
+    expected = gradients(model, pipeline=False, precision=torch.float32, share=1.0)
     if compiled:
         model.compile()
     for _ in range(3):
-        found = gradients(model, waves=True, precision=precision, share=2.0**-20)
+        found = gradients(model, pipeline=True, precision=precision, share=2.0**-20)
         for name, gradient in expected.items():
             assert (found[name] - gradient).norm() <= far * gradient.norm() + 1e-6, name

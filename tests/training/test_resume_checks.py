@@ -73,7 +73,7 @@ def test_the_checkpoint_of_another_run(
 ) -> None:
     (run.path / "config.toml").write_text(small_config(text, **option).to_toml())
     saved = checkpoint.load(run.checkpoint("last"))
-    facts = {name: fact for name, fact in saved.facts.items() if name != "settled"}
+    facts = {name: fact for name, fact in saved.facts.items() if name != "fixed_options"}
     checkpoint.save(run.checkpoint("last"), saved.tensors, facts)
     with pytest.raises(UserError, match=complaint):
         resume(run.path)

@@ -71,7 +71,7 @@ def test_facts_of_before() -> None:
     )
     assert facts == {
         "loss_meter": {"tokens": 3},
-        "settled": {"training.segment_length": 64, "model.width": 8},
+        "fixed_options": {"training.segment_length": 64, "model.width": 8},
         "progress": {"step": 7, "position": {"blocks": 7, "offset": 64, "epoch": 2}},
     }
 

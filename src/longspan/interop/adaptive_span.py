@@ -31,7 +31,7 @@ from longspan.interop.translation import (
 )
 
 SPAN = "attn.attn.adaptive_span._mask.current_val"
-SLOTS = "attn.attn.persistent_memory"
+PERSISTENT = "attn.attn.persistent_memory"
 INNER = (("fc1.weight", 0), ("fc1.bias", 0), ("fc2.weight", 1))  # the dimensions of the inner width
 
 
@@ -82,7 +82,7 @@ class AdaptiveSpan(Translation):
         width = options.get("hidden_size", tensors.size(*((name, 1) for name in attention)))
         if width % head_width:
             raise tensors.misfit("key_pe")
-        num_persistent = options.get("pers_mem_size", _num_slots(tensors))
+        num_persistent = options.get("pers_mem_size", _num_persistent(tensors))
         span = SpanConfig(
             kind="learned" if options.get("adapt_span_enabled", f"layers.0.{SPAN}" in tensors) else "fixed",
             limit=options.get("attn_span", limit),
@@ -116,7 +116,9 @@ class AdaptiveSpan(Translation):
 
     def second_names(self, config: AdaptiveSpanConfig | AllAttentionConfig) -> dict[str, str]:
         layers = [f"layers.{layer}" for layer in range(config.num_layers)]
-        names = {f"{layer}.{SLOTS}.adaptive_span._mask.current_val": f"{layer}.{SPAN}" for layer in layers}
+        names = {
+            f"{layer}.{PERSISTENT}.adaptive_span._mask.current_val": f"{layer}.{SPAN}" for layer in layers
+        }
         return names | (_tied(len(config.vocabulary.cutoffs) + 1) if config.vocabulary.tied else {})
 
 
@@ -129,8 +131,10 @@ def _layer(config: AdaptiveSpanConfig | AllAttentionConfig, layer: int) -> Table
     if config.span.kind == "learned":
         table[SPAN] = Entry((f"{attention}.span.fraction_H",), lambda z_H11: (z_H11.flatten(),))
     if all_attention:
-        table[f"{SLOTS}.key"] = Entry((f"{attention}.persistent.keys_HPK",), lambda keys_HKP: (keys_HKP.mT,))
-        table[f"{SLOTS}.val"] = Entry((f"{attention}.persistent.values_HPK",))
+        table[f"{PERSISTENT}.key"] = Entry(
+            (f"{attention}.persistent.keys_HPK",), lambda keys_HKP: (keys_HKP.mT,)
+        )
+        table[f"{PERSISTENT}.val"] = Entry((f"{attention}.persistent.values_HPK",))
         return table
     feed_forward = f"blocks.{2 * layer + 1}"
     parts = {"ff.fc1": "expand", "ff.fc2": "contract", "norm2": "norm"}
@@ -179,11 +183,11 @@ def _tied(clusters: int) -> dict[str, str]:
     return tables | {f"out_emb.out_projs.{i}": f"in_emb.emb_projs.{i}" for i in range(clusters)}
 
 
-def _num_slots(tensors: Tensors) -> int:
-    values = f"layers.0.{SLOTS}.val"
+def _num_persistent(tensors: Tensors) -> int:
+    values = f"layers.0.{PERSISTENT}.val"
     if values not in tensors:
         return 0
-    return tensors.size((values, 1), (f"layers.0.{SLOTS}.key", 2))
+    return tensors.size((values, 1), (f"layers.0.{PERSISTENT}.key", 2))
 
 
 def _nearest_first(keys_1KL: Tensor) -> tuple[Tensor]:

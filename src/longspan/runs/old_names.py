@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 _TENSORS = {".slots.": ".persistent.", ".query_key_norm.": ".qk_norm."}
-_FACTS = {"window": "loss_meter"}
+_FACTS = {"window": "loss_meter", "settled": "fixed_options"}
 _OPTIONS = {
     "training.passage_length": "training.segment_length",
     "model.num_slots": "model.num_persistent",
@@ -23,8 +23,8 @@ def current_tensor_name(name: str) -> str:
 def current_facts(facts: dict[str, Any]) -> dict[str, Any]:
     """The facts of a checkpoint under their current names."""
     facts = {_FACTS.get(name, name): value for name, value in facts.items()}
-    if "settled" in facts:
-        facts["settled"] = {_OPTIONS.get(name, name): value for name, value in facts["settled"].items()}
+    if (options := facts.get("fixed_options")) is not None:
+        facts["fixed_options"] = {_OPTIONS.get(name, name): value for name, value in options.items()}
     position = facts.get("progress", {}).get("position", {})
     if "passes" in position:
         position["epoch"] = position.pop("passes")

@@ -325,7 +325,7 @@ class Loop:
         judged = self._with_averaged_weights() if which == "best" else nullcontext()
         with self._outside_training_time(), judged:
             facts = {
-                "settled": fixed_options(self._config, self._progress.stage),
+                "fixed_options": fixed_options(self._config, self._progress.stage),
                 "progress": self._progress.to_json(),
                 "loss_meter": self._loss_meter.to_json(),
                 "scaler": self._updater.scaler.state_dict(),

@@ -231,7 +231,7 @@ def _check_unchanged(folder: RunFolder, saved: Checkpoint) -> None:
         raise UserError(
             f"{last} is from a stage that the configuration no longer has: put its [[stage]] back"
         )
-    check_resumable(folder.path / "config.toml", config, stage, saved.facts.get("settled", {}))
+    check_resumable(folder.path / "config.toml", config, stage, saved.facts.get("fixed_options", {}))
     if config.training.average and not saved.below("average"):
         raise UserError(f"{last} holds no average of the weights: remove training.average from config.toml")
 
