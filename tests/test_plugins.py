@@ -446,6 +446,53 @@ class TestBlocks:
         )
         assert not Path("runs").exists()
 
+    @pytest.mark.parametrize(
+        ("returned", "complaint"),
+        [
+            (
+                "h_BTD[..., :5], state",
+                "block 1 (Wrong) must return hidden states of the shape [3, 5, 16] and a State, not "
+                "(Tensor[3, 5, 5], State)",
+            ),
+            ("h_BTD", "and a State, not (Tensor[3, 5, 16])"),
+            ("h_BTD, {}", "and a State, not (Tensor[3, 5, 16], dict)"),
+            (
+                "h_BTD, longspan.State({'other': h_BTD[:, 0]})",
+                "initial_state has ['blocks.0.memory'], and after a block the state has "
+                "['blocks.0.memory', 'blocks.1.other']",
+            ),
+        ],
+    )
+    def test_what_a_block_returns_is_checked_before_the_first_step(
+        self, returned: str, complaint: str, code: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (code / "wrong.py").write_text(
+            "import longspan\n\nclass Wrong(longspan.Block):\n    def forward(self, h_BTD, state):\n"
+            f"        return {returned}\n\n"
+            "longspan.register_block('w', 'wrong', lambda model, options: Wrong())\n"
+        )
+        table = small_table(Path("text.txt")) | {"plugins": ["wrong"]}
+        table["model"] |= {"pattern": "sw"}
+        capsys.readouterr()
+        assert main(["train", recipe(table)]) == 1
+        assert complaint in capsys.readouterr().err.splitlines()[-1]
+        assert not Path("runs").exists()
+
+    def test_what_a_candidate_returns_is_checked(
+        self, code: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (code / "wrong.py").write_text(
+            "import longspan\n\nclass Wrong(longspan.Block):\n    def forward(self, h_BTD, state):\n"
+            "        return h_BTD[..., :5], state\n\n"
+            "longspan.register_block('w', 'wrong', lambda model, options: Wrong())\n"
+        )
+        table = search_table(Path("text.txt")) | {"plugins": ["wrong"]}
+        table["search"] |= {"candidates": "sw"}
+        capsys.readouterr()
+        assert main(["search", recipe(table)]) == 1
+        assert "block 'w' (Wrong) must return hidden states" in capsys.readouterr().err.splitlines()[-1]
+        assert not Path("runs").exists()
+
 
 STACK = """
 from dataclasses import dataclass

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -78,7 +78,8 @@ class LoadedModel:
 
     def read(self, text: str | Iterable[str], state: TextState | None = None) -> TextState:
         """The state after a text of any length, or after many pieces of text one after the other."""
-        for piece in [text] if isinstance(text, str) else text:
+        self._check_state(state)
+        for piece in [text] if isinstance(text, str) or not isinstance(text, Iterable) else text:
             ids = self._encode(piece)
             if state is None and len(ids):
                 state = begin(self.model, ids)
@@ -89,14 +90,16 @@ class LoadedModel:
     def score(self, text: str, state: TextState | None = None) -> TextScore:
         """The nats of every token of a text."""
         ids = self._encode(text).tolist()
-        nats, after = nats_of(self.model, ids, self._at_line_start() if state is None else state)
+        nats, after = nats_of(self.model, ids, self._check_state(state) or self._at_line_start())
         pieces = self.tokenizer.pieces()
         size = len(text.encode("utf-8", "surrogateescape"))
         return TextScore(tuple(ids), tuple(pieces[token] for token in ids), tuple(nats), size, after)
 
     def hidden(self, text: str, state: TextState | None = None) -> Tensor:
         """The hidden state at every token, [T, D]: what the head predicts the next token from."""
-        found = [hidden_TD for hidden_TD, _ in blocks(self.model, self._encode(text), state)]
+        found = [
+            hidden_TD for hidden_TD, _ in blocks(self.model, self._encode(text), self._check_state(state))
+        ]
         return torch.cat(found or [self._at_line_start().hidden_D[None][:0]])
 
     def attention(self, text: str, state: TextState | None = None) -> list[LayerAttention]:
@@ -105,7 +108,7 @@ class LoadedModel:
         Each layer has `weights_HTW` by distance, their mean distance `mean_distance_H`, and `reach_H`, the
         distance within which 90 per cent of the weight lies. Empty for a model without attention.
         """
-        return attention(self.model, self._encode(text), state)
+        return attention(self.model, self._encode(text), self._check_state(state))
 
     def spans(self) -> list[list[float]] | None:
         """How many tokens each head of each layer looks back; None if the model has no learned spans."""
@@ -181,12 +184,24 @@ class LoadedModel:
 
     def _start(self, prompt: str, state: TextState | None) -> TextState:
         ids = self._encode(prompt)
-        if state is not None:
-            return read(self.model, ids, state)
+        if (before := self._check_state(state)) is not None:
+            return read(self.model, ids, before)
         return begin(self.model, ids) if len(ids) else self._at_line_start()
 
-    def _encode(self, text: str) -> npt.NDArray[np.int64]:
+    def _encode(self, text: Any) -> npt.NDArray[np.int64]:
+        if not isinstance(text, str):
+            numbers = " (token ids as text: '3 17 4')" if self.tokenizer.kind == "number" else ""
+            raise UserError(f"a text must be a str, not {type(text).__name__}{numbers}")
         return self.tokenizer.encode(text).astype(np.int64) if text else np.empty(0, dtype=np.int64)
+
+    def _check_state(self, state: Any) -> TextState | None:
+        if state is None:
+            return None
+        if not isinstance(state, TextState):
+            raise UserError(f"a state comes from read, score or generate, it is no {type(state).__name__}")
+        if state.state.flatten().keys() != self.model.initial_state(1).flatten().keys():
+            raise UserError("this state comes from another model: read the text with this one")
+        return state
 
     def _at_line_start(self) -> TextState:
         try:

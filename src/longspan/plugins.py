@@ -69,7 +69,7 @@ def _imported(module: str, plugin: str, spec: ModuleSpec) -> None:
     try:
         import_module(module)
     except (Exception, SystemExit) as problem:
-        said = " ".join(str(problem).split())
+        said = " ".join(str(problem.msg if isinstance(problem, SyntaxError) else problem).split())
         kind = type(problem).__name__
         reason = said if isinstance(problem, UserError) else f"{kind}: {said}" if said else kind
         place = _place(problem, spec.origin)

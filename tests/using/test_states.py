@@ -13,7 +13,9 @@ from longspan import LoadedModel, reading
 from longspan.config import RunConfig
 from longspan.data.tokenizers.byte import ByteTokenizer
 from longspan.data.tokenizers.character import CharacterTokenizer
+from longspan.data.tokenizers.number import NumberTokenizer
 from longspan.data.tokenizers.word import WordTokenizer
+from longspan.errors import UserError
 from longspan.reading import TextState
 from longspan.state import State
 from tests.models.test_contract import VARIANTS
@@ -195,3 +197,25 @@ class TestSpans:
         assert len(score.token_nats) == 14
         assert all(nats > 0 for nats in score.token_nats)
         assert lm.tokenizer.vocabulary_size == len(LETTERS) != ByteTokenizer().vocabulary_size
+
+
+class TestMistakes:
+    @pytest.mark.parametrize("text", [b"abc", 3, [1, 2]])
+    def test_what_is_no_text(self, lm: LoadedModel, text: object) -> None:
+        for use in (lm.score, lm.hidden, lm.attention, lm.generate, lm.read):
+            with pytest.raises(UserError, match="a text must be a str, not"):
+                use(text)  # type: ignore[operator]
+
+    def test_numbers_say_how(self, tmp_path: Path) -> None:
+        lm = longspan.load(run_folder(tmp_path / "run", NumberTokenizer(9)).path)
+        with pytest.raises(UserError, match=r"not list \(token ids as text: '3 17 4'\)"):
+            lm.score([1, 2])  # type: ignore[arg-type]
+        assert len(lm.score("1 2").ids) == 2
+
+    def test_a_state_of_something_else(self, lm: LoadedModel) -> None:
+        other = of_letters("sha-rnn").read("abc")
+        for use in (lm.score, lm.hidden, lm.attention, lm.generate, lm.read):
+            with pytest.raises(UserError, match="this state comes from another model"):
+                use("a", state=other)  # type: ignore[operator]
+            with pytest.raises(UserError, match="a state comes from read, score or generate, it is no State"):
+                use("a", state=lm.model.initial_state(1))  # type: ignore[operator]

@@ -107,6 +107,9 @@ class TestWhatIsTrained:
             ({"model__num_layers": object()}, "must be text, a number"),
             ({"vocabulary_size": 5}, "are for token ids"),
             ({"data": {"train": [1]}, "vocabulary_size": 5}, "no 'valid' split"),
+            ({"data": [1, 2], "vocabulary_size": 5}, r"token ids need splits: data=\{'train': ids, 'valid'"),
+            ({"data": [1, 2]}, "token ids need splits"),
+            ({"model__pattern": "i", "stage__0__optimizer": "muon"}, "muon needs matrices"),
         ],
     )
     def test_mistakes_are_one_line(

@@ -53,6 +53,8 @@ def train(
     if isinstance(data, Mapping):
         given = given_tokens(data, _tokenizer(tokenizer, vocabulary_size))
         config = _with_tokens(config, given)
+    elif data is not None and not isinstance(data, str | os.PathLike):
+        raise UserError("token ids need splits: data={'train': ids, 'valid': ids}")
     elif tokenizer is not None or vocabulary_size is not None:
         raise UserError(
             "tokenizer and vocabulary_size are for token ids: a corpus has its own in data.tokenizer"

@@ -65,7 +65,9 @@ def wanted(args: argparse.Namespace) -> tuple[RunConfig | None, Path]:
         config = _configuration(args)
         return config, Path(args.out) if args.out else free_folder(Path("runs") / config.name)
     if args.recipe or args.data or args.name or args.out or args.overrides:
-        raise UserError("--resume uses the settings of the run: leave out all other options")
+        raise UserError(
+            "--resume uses the settings of the run: leave out all other options, or change RUN/config.toml"
+        )
     return None, Path(args.resume)
 
 

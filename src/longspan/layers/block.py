@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
+from longspan.errors import UserError
 from longspan.state import State
 
 Step: TypeAlias = "Callable[[Tensor], Tensor]"
@@ -59,3 +60,19 @@ def carried(read: Callable[[Tensor, State], tuple[Tensor, State]], state: State)
         return h_BTD.transpose(0, 1)
 
     return step
+
+
+def checked(result: Any, block: nn.Module, name: str, h_BTD: Tensor) -> tuple[Tensor, State]:
+    """What a block returned for `h_BTD`; a `UserError` that names the block if it is something else."""
+    if isinstance(result, tuple) and len(result) == 2:
+        out_BTD, after = result
+        if isinstance(out_BTD, Tensor) and out_BTD.shape == h_BTD.shape and isinstance(after, State):
+            return out_BTD, after
+    parts = result if isinstance(result, tuple) else (result,)
+    said = ", ".join(
+        f"{type(part).__name__}{list(part.shape) if isinstance(part, Tensor) else ''}" for part in parts
+    )
+    raise UserError(
+        f"block {name} ({type(block).__name__}) must return hidden states of the shape {list(h_BTD.shape)} "
+        f"and a State, not ({said})"
+    )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from longspan.layers.annealing import AnnealedTemperature
-from longspan.layers.block import Block
+from longspan.layers.block import Block, checked
 from longspan.state import State
 
 
@@ -56,7 +56,10 @@ class GumbelBlock(Block):
         if self.chosen is not None and not self.training:
             out_BTD, after = self.candidates[self.chosen](h_BTD, state.branch(self.chosen))
             return out_BTD, State({**state, self.chosen: after})
-        results = {letter: block(h_BTD, state.branch(letter)) for letter, block in self.candidates.items()}
+        results = {
+            letter: checked(block(h_BTD, state.branch(letter)), block, f"'{letter}'", h_BTD)
+            for letter, block in self.candidates.items()
+        }
         # What the weights learn is a small difference of large sums: too small for half precision.
         exact = torch.promote_types(h_BTD.dtype, self.logits_K.dtype)
         weights = self._weights_K().to(exact).unbind()

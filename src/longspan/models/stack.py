@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longspan.layers.block import Block, Step
+from longspan.layers.block import Block, Step, checked
 from longspan.layers.dropout import Dropout
 from longspan.layers.dropout import dropout as drop
 from longspan.layers.embeddings import AdaptiveEmbedding
@@ -71,7 +71,7 @@ class Stack(LanguageModel):
         """Run all blocks in order."""
         after: dict[str, State | Tensor] = {}
         for name, block in self.blocks.named_children():
-            h_BTD, after[name] = block(h_BTD, states.branch(name))
+            h_BTD, after[name] = checked(block(h_BTD, states.branch(name)), block, name, h_BTD)
         return h_BTD, State(after)
 
     def _embedded(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, dict[str, State]]:

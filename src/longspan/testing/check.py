@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from longspan.errors import nearest
+from torch import nn
+
+from longspan.errors import UserError, nearest
+from longspan.layers.block import Block
 from longspan.models.interface import LanguageModel
 from longspan.testing import learning, reading, weights
 from longspan.testing.probe import Broken, Probe
@@ -23,14 +26,15 @@ class ContractError(AssertionError):
         self.rule = rule.name
 
 
-def check_model(model: LanguageModel, rules: Iterable[str] | None = None) -> None:
+def check_model(model: nn.Module, rules: Iterable[str] | None = None) -> None:
     """Hold `model` to the rules, or to some of them by name (`RULES` has them all).
 
     The first rule that is broken raises a `ContractError`, which says what was seen and what to look at. The
     model itself is not changed. In float64 (`model.double()`) differences are told from rounding best.
     """
     if not isinstance(model, LanguageModel):
-        raise TypeError(f"check_model needs a longspan.models.LanguageModel, not {type(model).__name__}")
+        advice = ": put the block into a longspan.Stack" if isinstance(model, Block) else ""
+        raise TypeError(f"check_model needs a longspan.LanguageModel, not {type(model).__name__}{advice}")
     for name in RULES if rules is None else rules:
         if name not in RULES:
             raise ValueError(f"there is no rule '{name}'{nearest(name, RULES)}")
@@ -39,5 +43,7 @@ def check_model(model: LanguageModel, rules: Iterable[str] | None = None) -> Non
             rule.check(Probe(model))
         except Broken as problem:
             raise ContractError(rule, str(problem)) from None
+        except UserError:  # it says what to do
+            raise
         except Exception as problem:
             raise ContractError(rule, f"the model raised {type(problem).__name__}: {problem}") from problem

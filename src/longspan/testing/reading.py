@@ -30,7 +30,11 @@ def shapes(probe: Probe) -> None:
         raise Broken(f"hidden states have the shape {tuple(hidden.shape)} for 3 texts of 5 tokens")
     if log_probs.shape != (3, 5, model.vocabulary_size):
         raise Broken(f"log_probs have the shape {tuple(log_probs.shape)}")
-    for name, leaf in [*model.initial_state(3).flatten().items(), *state.flatten().items()]:
+    begun = model.initial_state(3).flatten()
+    if begun.keys() != state.flatten().keys():
+        after = sorted(state.flatten())
+        raise Broken(f"initial_state has {sorted(begun)}, and after a block the state has {after}")
+    for name, leaf in [*begun.items(), *state.flatten().items()]:
         if leaf.dim() == 0 or leaf.shape[0] != 3:
             raise Broken(f"'{name}' of the state has the shape {tuple(leaf.shape)} for 3 texts")
 

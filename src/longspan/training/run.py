@@ -16,11 +16,13 @@ from longspan.errors import UserError, is_out_of_memory
 from longspan.evaluation.protocols import PROTOCOLS
 from longspan.flops import Shape
 from longspan.models import LanguageModel, build_run
+from longspan.optim import build_optimizers
 from longspan.runs import Checkpoint, RunFolder, checkpoint, lock, pick_device
 from longspan.runs.auto_options import resolved
 from longspan.runs.check_weights import check_weights
 from longspan.runs.environment import device_name, differences, environment
 from longspan.runs.resume_checks import check_resumable
+from longspan.testing import ContractError, check_model
 from longspan.training.loop import Loop
 from longspan.training.reporter import Reporter
 from longspan.training.run_progress import RunProgress
@@ -58,7 +60,12 @@ def train(
         if given is not None and given.blocks is not None and given.blocks.next(LanePosition()) is None:
             raise UserError("there is nothing to train on: data['train'] has no blocks")
         with _own_random_numbers(config.training.seed, device):
-            model = _build_model(config, corpus, device)  # if this fails no folder is left behind
+            # What fails here leaves no folder behind, so that a corrected command can use its name.
+            model = _build_model(config, corpus, device)
+            for stage in config.stage:
+                build_optimizers(model, stage)
+            if config.plugins:
+                _check_interface(model, device)
             folder = RunFolder.create(
                 out, _with_absolute_corpus(config), corpus.tokenizer, corpus.fingerprint
             )
@@ -208,6 +215,15 @@ def _build_model(
         if not is_out_of_memory(problem):
             raise
         raise UserError(f"the model of {config.name} does not fit into memory: make it smaller") from None
+
+
+def _check_interface(model: LanguageModel, device: torch.device) -> None:
+    """A user's code may return other shapes or states than it should: say so before the first step."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            check_model(model, rules=["shapes"])
+        except ContractError as problem:
+            raise UserError(f"{problem} longspan.testing.check_model checks every rule.") from None
 
 
 def _run(
