@@ -201,7 +201,7 @@ def warm_state(model: LanguageModel, batch: int) -> State:
         ]
 
 
-def snapshot(state: State) -> dict[str, Tensor]:
+def copies(state: State) -> dict[str, Tensor]:
     return {name: leaf.clone() for name, leaf in state.flatten().items()}
 
 

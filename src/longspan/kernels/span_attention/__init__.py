@@ -102,8 +102,8 @@ def span_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Atte
         return attended_BHTK
     if q_BHTK.shape[2] == 1 and context.dropout == 0 and not torch.is_grad_enabled():
         kv_BXK = torch.cat([k_BHTK[:, :, 0], v_BHTK[:, :, 0]], dim=1)
-        return decode_cpu.OneToken(context, room=1).attend(q_BHTK[:, :, 0], kv_BXK)[:, :, None]
-    if cpu.takes(q_BHTK, k_BHTK, v_BHTK, context):
+        return decode_cpu.OneToken(context, spare_rows=1).attend(q_BHTK[:, :, 0], kv_BXK)[:, :, None]
+    if cpu.supports(q_BHTK, k_BHTK, v_BHTK, context):
         return cpu.span_attention(q_BHTK, k_BHTK, v_BHTK, context)
     return eager.span_attention(q_BHTK, k_BHTK, v_BHTK, context)
 
@@ -118,7 +118,7 @@ def decoding_groups(
 
 
 def one_token(context: AttentionContext) -> decode_cpu.OneToken | decode_gpu.OneToken:
-    """Attention for one token after another, going on from the past in the context."""
+    """Attention for one token after another, starting from the past in the context."""
     if not cuts_windows(context.past[0], context.past[0].shape[-1]):
         return decode_cpu.OneToken(context)
     from longspan.kernels.span_attention import decode_gpu

@@ -1,12 +1,12 @@
-// Span attention on a processor: every head of every row of the batch is a task of its own.
+// Span attention on a CPU: every head of every row of the batch is a task of its own.
 //
 // A query t of a task sees rows t to t + W - 1 of a band: keys of the memory and then of the block, zeros
 // before the first. A table of scores for a chunk of queries lies in *distance layout*, a column for every
 // distance, oldest first, or in *key layout*, row j moved by j, so that a column is a key. Softmax, mask and
-// position keys want the one, products with keys and values the other.
+// position keys use the first, products with keys and values the second.
 //
-// Every product is `multiply`: rows of single numbers times vectors, summed in registers. What stands on its
-// right must have columns side by side, so keys or values are transposed first.
+// Every product is `multiply`: rows of single numbers times vectors, summed in registers. The right
+// operand must have contiguous rows, so keys or values are transposed first.
 //
 // The arithmetic is that of eager.py. What tasks share is added up in their order, whichever thread was
 // first: results are the same in every run. Shapes: as in the package.
@@ -16,10 +16,10 @@
 #include <cstring>
 
 #if !defined(__AVX2__) || !defined(__FMA__)
-#error "plain torch is faster on a processor without AVX2 and FMA"
+#error "plain torch is faster on a CPU without AVX2 and FMA"
 #endif
 #ifdef __FAST_MATH__
-#error "fast math would take away what rounds in exponential"
+#error "fast math would remove the rounding in exponential"
 #endif
 
 namespace {
@@ -381,7 +381,8 @@ struct Task {
             const Lanes dkept = call.dropout > 0 ? at(dused + r) * kept(t, r) : at(dused + r);
             const Lanes dmasked = (dkept - inner) * at(a + r);
             at(dmask + r) += dmasked;
-            // What the softmax takes back cancels to the last term; outside the span it is all there is.
+            // The subtracted term of the softmax gradient, <da, a>, reduces to the last term,
+            // which is the only one outside the span.
             const Lanes dscore = dmasked * at(mask + r) - epsilon() * inner * at(a + r);
             at(by_key + r) = dscore;
             at(by_distance + r) = dscore;

@@ -1,11 +1,11 @@
 """Span attention in plain torch: a band of the score table, a chunk of queries at a time.
 
 A chunk of C queries sees W + C - 1 keys between them, so its scores are one small matrix product. They
-come out in *key layout*, one column per key. Softmax and mask want *distance layout*, one column per
+come out in *key layout*, one column per key. Softmax and mask use *distance layout*, one column per
 distance, oldest first. Row r of the one is row r of the other moved by r, so distance layout is a view
 of key layout whose rows are one element longer: no data moves.
 
-A chunk's scores stay in the processor's cache through all the passes over them, and nothing of size
+A chunk's scores stay in the CPU's cache through all the passes over them, and nothing of size
 T x S is ever made. The backward pass is written out, since autograd would store every intermediate
 and could not accumulate into slices.
 
@@ -79,7 +79,7 @@ def _group(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, context: AttentionCon
 
 
 def _of_every_row(x: Tensor, q_BHTK: Tensor) -> Tensor:
-    """What all heads share, [X, K], or each head has, [H, X, K], as [N, X, K]."""
+    """A tensor of all heads, [X, K], or of each head, [H, X, K], as [N, X, K]."""
     batch, heads = q_BHTK.shape[:2]
     x = x.to(q_BHTK.dtype)
     return x.expand(batch * heads, -1, -1) if x.dim() == 2 else x.expand(batch, -1, -1, -1).flatten(0, 1)
@@ -216,7 +216,7 @@ class _SpanAttention(torch.autograd.Function):
             *saved,
         ) = ctx.saved_tensors
         window = k_NSK.shape[1] - q_NTK.shape[1]
-        exact = torch.promote_types(q_NTK.dtype, torch.float32)  # chunks overlap: sums want full precision
+        exact = torch.promote_types(q_NTK.dtype, torch.float32)  # chunks overlap: sums need full precision
         learned_NWK = p_NWK if ctx.needs_input_grad[4] else None  # sinusoids are not
         inputs = (k_NSK, v_NSK, learned_NWK, persistent_k_NPK, persistent_v_NPK, mask_HX)
         sums: list[Any] = [None if x is None else x.new_zeros(x.shape, dtype=exact) for x in inputs]
@@ -251,7 +251,7 @@ class _SpanAttention(torch.autograd.Function):
             if total_NC1 is not None:
                 dmask_HX += _sum_over_queries(ds_NCX, mask_HX)
                 _heads(ds_NCX, mask_HX).mul_(mask_HX[:, None])
-                # What the softmax takes back, <da, a>, cancels to this; outside the span it is all there is.
+                # The subtracted term of the softmax gradient, <da, a>, reduces to this, the only term outside the span.
                 ds_NCX.addcmul_(a_NCX, inner_NC1, value=-EPSILON)
 
             ds_NCX = ds_NCX.to(q_NTK.dtype)

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 CLASSES = 8
-"""Queries whose rows of the table are moved on by 0, 1, 2 ... columns."""
+"""Queries t with equal t % 8 are a class; row t of the table is shifted by t % 8 columns."""
 
 MARGIN = 256
 """How far beyond the table a tile of attention may read."""

@@ -43,14 +43,14 @@ PERSISTENT_BEGIN = tl.constexpr(1 << 30)  # for dropout: the position of the fir
 
 
 @triton.jit
-def _rise(edge, t, j, slope):
-    """The soft mask before it is clamped; `edge` is where it reaches 0. In [0, 1] it moves with the span."""
+def _unclamped_mask(edge, t, j, slope):
+    """The soft mask before it is clamped; `edge` is where it reaches 0. In [0, 1] the span gets a gradient."""
     return ((edge - t)[:, None] + j.to(tl.float32)[None, :]) * slope
 
 
 @triton.jit
-def _clamped(rise):
-    return tl.minimum(tl.maximum(rise, 0.0), 1.0)
+def _clamped(mask):
+    return tl.minimum(tl.maximum(mask, 0.0), 1.0)
 
 
 @triton.jit
@@ -113,10 +113,10 @@ def _table_rows(step, BM: tl.constexpr):
 
 
 @triton.jit
-def _in_rows(ahead, step, BM: tl.constexpr, BN: tl.constexpr):
-    """Which places of a tile, keys that begin `ahead` of its queries, lie in their own row of a table."""
+def _in_rows(offset, step, BM: tl.constexpr, BN: tl.constexpr):
+    """Which elements of a tile, whose keys begin `offset` after its queries, are in their row of a table."""
     step = tl.multiple_of(step, 8)
-    begin = tl.multiple_of(ahead, 8) + step - 8 - tl.arange(0, BM) // 8 * 8
+    begin = tl.multiple_of(offset, 8) + step - 8 - tl.arange(0, BM) // 8 * 8
     column = begin[:, None] + tl.arange(0, BN)[None, :]
     return (column >= 0) & (column < step)
 
@@ -211,7 +211,7 @@ def _forward_tiles(
         z = z * shrink + sum_e
         if HAS_SPANS:
             if not INSIDE:
-                e *= _clamped(_rise(edge, t, j, slope))
+                e *= _clamped(_unclamped_mask(edge, t, j, slope))
                 sum_e = tl.sum(e, 1)
             y = y * shrink + sum_e
         if HAS_DROPOUT:
@@ -318,7 +318,8 @@ def _score_gradient(share, dw, inner, mask, HAS_SPANS: tl.constexpr, RENORMALISE
     """The gradient of the scores: `share` is the softmax over the total, w = share mask, inner = <w, dw>."""
     if HAS_SPANS:
         if RENORMALISE:
-            # What the softmax takes back cancels to 1e-8 <w, dw>: outside the span that is all there is.
+            # The subtracted term of the softmax gradient, <da, a>, reduces to 1e-8 <w, dw>,
+            # which is the only term outside the span.
             return share * (mask * (dw - inner) - EPS * inner)
         else:
             return share * (mask * dw - inner)
@@ -357,11 +358,11 @@ def _query_gradient_tiles(
             dw = tl.where(kept, dw * keep_scale, 0.0)
         w = share
         if HAS_SPANS and not INSIDE:
-            rise = _rise(edge, t, j, slope)
+            unclamped = _unclamped_mask(edge, t, j, slope)
             dmask = share * (dw - inner[:, None]) if RENORMALISE else share * dw
-            dspan += tl.sum(tl.where((rise >= 0.0) & (rise <= 1.0), dmask, 0.0), 1)
-            w = share * _clamped(rise)
-            ds = _score_gradient(share, dw, inner[:, None], _clamped(rise), HAS_SPANS, RENORMALISE)
+            dspan += tl.sum(tl.where((unclamped >= 0.0) & (unclamped <= 1.0), dmask, 0.0), 1)
+            w = share * _clamped(unclamped)
+            ds = _score_gradient(share, dw, inner[:, None], _clamped(unclamped), HAS_SPANS, RENORMALISE)
         else:
             ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
         ds = ds.to(k.dtype)
@@ -527,7 +528,7 @@ def _key_gradient_tiles(
         w = share
         mask = 1.0
         if HAS_SPANS and not INSIDE:
-            mask = _clamped(_rise(edge, t, j, slope))
+            mask = _clamped(_unclamped_mask(edge, t, j, slope))
             w = share * mask
         if HAS_DROPOUT:
             row_key = mixed((row0 + t).to(tl.uint32) ^ seed)
