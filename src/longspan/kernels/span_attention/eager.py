@@ -251,7 +251,8 @@ class _SpanAttention(torch.autograd.Function):
             if total_NC1 is not None:
                 dmask_HX += _sum_over_queries(ds_NCX, mask_HX)
                 _heads(ds_NCX, mask_HX).mul_(mask_HX[:, None])
-                # The subtracted term of the softmax gradient, <da, a>, reduces to this, the only term outside the span.
+                # The subtracted term of the softmax gradient, <da, a>, reduces to this:
+                # the only term outside the span.
                 ds_NCX.addcmul_(a_NCX, inner_NC1, value=-EPSILON)
 
             ds_NCX = ds_NCX.to(q_NTK.dtype)

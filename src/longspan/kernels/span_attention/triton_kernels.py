@@ -44,7 +44,7 @@ PERSISTENT_BEGIN = tl.constexpr(1 << 30)  # for dropout: the position of the fir
 
 @triton.jit
 def _unclamped_mask(edge, t, j, slope):
-    """The soft mask before it is clamped; `edge` is where it reaches 0. In [0, 1] the span gets a gradient."""
+    """The soft mask before it is clamped; `edge` is where it reaches 0. In [0, 1] it passes gradients."""
     return ((edge - t)[:, None] + j.to(tl.float32)[None, :]) * slope
 
 
