@@ -58,7 +58,7 @@ def main(folder: Path) -> None:
         f"the least likely token is {least_likely[1]!r}, {least_likely[0]:.1f} nats"
     )
 
-    # Read a long text into a state; memory does not grow with it. Continue from the state any number of times.
+    # Read a long text into a state, whose size is constant. Continue from the state any number of times.
     state = lm.read(source[:20_000])
     for seed in (1, 2):
         text = lm.generate(tokens=60, seed=seed, state=state)

@@ -1,4 +1,4 @@
-"""A layer whose output is added to the embeddings: `(tokens_BT, state) -> (e_BTD, state)`. B batch, T block, D width."""
+"""An additional embedding layer: `(tokens_BT, state) -> (e_BTD, state)`. B batch, T block, D width."""
 
 from __future__ import annotations
 

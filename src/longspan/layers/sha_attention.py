@@ -191,8 +191,8 @@ def _attend_by_torch(
 def _attend_by_products(
     q_BTD: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], visible_BTS: Tensor, dropped: float
 ) -> Tensor:
-    """The same written out: torch's GPU kernels do not support heads of this width, and its fallback multiplies
-    in full precision.
+    """The same written out: torch's GPU kernels do not support heads of this width, and its fallback
+    multiplies in full precision.
 
     Memory and block are separate, since only the block needs gradients.
     """

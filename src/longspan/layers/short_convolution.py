@@ -1,4 +1,4 @@
-"""A short convolution over the previous tokens. Shapes: B batch, T block, D width, N positions, S = N - 1 + T."""
+"""A convolution over the last tokens. Shapes: B batch, T block, D width, N positions, S = N - 1 + T."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A chunk of C queries sees W + C - 1 keys between them, so its scores are one small matrix product. They
 come out in *key layout*, one column per key. Softmax and mask use *distance layout*, one column per
-distance, oldest first. Row r of the one is row r of the other moved by r, so distance layout is a view
+distance, oldest first. Row r is shifted by r between the layouts, so distance layout is a view
 of key layout whose rows are one element longer: no data moves.
 
 A chunk's scores stay in the CPU's cache through all the passes over them, and nothing of size
@@ -88,7 +88,7 @@ def _of_every_row(x: Tensor, q_BHTK: Tensor) -> Tensor:
 def _band(x_BHSK: Tensor, window: int, block: int, first_distance: int) -> Tensor:
     """The window + block rows that the queries can see, [N, W + T, K]: query t sees rows t to t + W - 1.
 
-    Zeros stand in for what lies before the first key.
+    Rows before the first key are zeros.
     """
     x_NSK = x_BHSK.flatten(0, 1)
     missing = window + block - x_NSK.shape[1]
@@ -114,7 +114,7 @@ def _chunks(q_NTK: Tensor, k_NSK: Tensor) -> Iterator[_Chunk]:
 
 
 def _unseen(filled_B: Tensor | None, queries: slice, window: int) -> Tensor | None:
-    """Which distances, oldest first, reach back before the text of a row began: [B, C, W]."""
+    """Which distances, oldest first, are before the beginning of the text: [B, C, W]."""
     if filled_B is None:
         return None
     query_C = torch.arange(queries.start, queries.stop, device=filled_B.device)
@@ -133,9 +133,9 @@ def _by_distance(table_NCG: Tensor) -> Tensor:
 
 
 def _table(q_NCK: Tensor, window: int, before: Tensor | None) -> Tensor:
-    """A table in key layout, [N, C, G], with zeros where a query does not look: of its G keys it sees W.
+    """A table in key layout, [N, C, G], with zeros for keys that a query does not see: it sees W of G keys.
 
-    Only the other entries are written, so the table of the chunk before is used again, still in the cache.
+    Only the other entries are written, so the table of the previous chunk, still in the cache, is reused.
     """
     count, rows = q_NCK.shape[:2]
     if before is not None and before.shape[1] == rows:
@@ -245,7 +245,7 @@ class _SpanAttention(torch.autograd.Function):
                 if mask_HX is not None:
                     dmask_HX += _sum_over_queries(ds_NCX * a_NCX, mask_HX)
                     ds_NCX = (_heads(ds_NCX, mask_HX) * mask_HX[:, None]).flatten(0, 1)
-                # This is do . o too, but rounded alike: the gradients of a query's scores then sum to zero.
+                # Equal to do . o, but rounded the same way: gradients of a query's scores then sum to zero.
                 inner_NC1 = (ds_NCX * a_NCX).sum(-1, keepdim=True)
             ds_NCX = (ds_NCX - inner_NC1).mul_(a_NCX)
             if total_NC1 is not None:

@@ -5,21 +5,21 @@ maximum, Z = sum of e and Y = sum of e m, where e = exp(score - maximum) and m i
 
     out = sum e m v / (Y + 1e-8 Z)
 
-and leaves one number per query, the logarithm of that total. The backward pass computes the weights again
+and stores one number per query, the logarithm of that total. The backward pass computes the weights again
 from it: by tiles of queries for the gradients of queries and spans, by tiles of keys for those of keys and
 values. Where that is faster (`KEEPS`) the first pass stores the weights and the gradients of the scores in
 tables, and the second only computes products. No two programs write to the same place: results do not depend
 on the order in which programs run.
 
-Most tiles lie inside: all their queries see all their keys through a mask of 1. They come in one run, between
-the tiles at the far edge of the span and those at the query's own position, and need no masks.
+Most tiles are inside: all their queries see all their keys with a mask of 1. They are contiguous, between the
+tiles at the far edge of the span and those at the query's own position, and need no masks.
 
 Keys have two sources. `PAST` holds what each group of heads remembers, as long as that group needs it; the
 block's own keys follow. Both are addressed by position, negative in the past, so a loop is a source and a
 range. The term for the distance is a table R[t, c] that `relative_bias.py` has made, oldest distance first.
 Position j of query t is its column j - t + t % 8 + constant: rows begin at multiples of 8, and so does every
-eighth key in them: they are read and written as they lie, in pieces of 8 numbers. Tiles begin at such keys.
-A tile may reach beyond its row into the rows next to it: the entries there belong to keys that are not seen.
+eighth key in them: they are read and written in aligned vectors of 8 numbers. Tiles begin at such keys.
+A tile may extend into the adjacent rows: the entries there belong to keys that are not seen.
 
 Shapes: as in the package; BM queries and BN keys in a tile, BK the head's width rounded up.
 """
@@ -34,7 +34,7 @@ from longspan.kernels.span_attention.mask import EPSILON
 
 EPS = tl.constexpr(EPSILON)
 LOG2E = tl.constexpr(1.4426950408889634)
-BEYOND = tl.constexpr(1 << 30)  # the position that no tile begins at
+BEYOND = tl.constexpr(1 << 30)  # a position at which no tile begins
 PERSISTENT_BEGIN = tl.constexpr(1 << 30)  # for dropout: the position of the first persistent vector
 
 # The table of heads has 8 numbers in a row. Those of the past count in rows of a head, WIDTH numbers each.
@@ -55,7 +55,7 @@ def _clamped(mask):
 
 @triton.jit
 def _rows(base, row, step, there, WIDTH: tl.constexpr, BK: tl.constexpr, ALL_THERE: tl.constexpr):
-    """Rows of a head, [rows, BK], zeros for those that are not there."""
+    """Rows of a head, [rows, BK], zeros for missing rows."""
     kk = tl.arange(0, BK)
     at = base + row[:, None] * step + kk[None, :]
     if ALL_THERE:
@@ -72,7 +72,7 @@ def _rows(base, row, step, there, WIDTH: tl.constexpr, BK: tl.constexpr, ALL_THE
 
 @triton.jit
 def _biased(q, BIAS, h, there, WIDTH: tl.constexpr, BK: tl.constexpr):
-    """Rows of queries with the bias of their head; those that are not there stay zeros."""
+    """Rows of queries with the bias of their head; missing rows stay zeros."""
     kk = tl.arange(0, BK)
     bias = tl.load(BIAS + h * WIDTH + kk, mask=kk < WIDTH, other=0.0).to(q.dtype)
     both = (q.to(tl.float32) + bias.to(tl.float32)[None, :]).to(q.dtype)
@@ -89,7 +89,7 @@ def _store_rows(base, row, step, there, values, WIDTH: tl.constexpr, BK: tl.cons
 @triton.jit
 def _seen(t, j, window, filled, T, FIRST: tl.constexpr, HAS_FILLED: tl.constexpr):
     """Which keys the queries see, [queries, keys]."""
-    # Without a sign, what is nearer than the first distance is further than any: one comparison does.
+    # As unsigned numbers, distances below the first are larger than any window: one comparison is enough.
     beyond_first = ((t - FIRST)[:, None] - j[None, :]).to(tl.uint32)
     seen = beyond_first < tl.where(t < T, window, 0).to(tl.uint32)[:, None]
     if HAS_FILLED:
@@ -99,7 +99,7 @@ def _seen(t, j, window, filled, T, FIRST: tl.constexpr, HAS_FILLED: tl.constexpr
 
 @triton.jit
 def _table_begin(table, b, t0, T):
-    """Where row `t0` of a text, a multiple of 8, has position 0 in R, and how far its rows lie apart."""
+    """Where row `t0` of a text, a multiple of 8, has position 0 in R, and the stride of its rows."""
     step = tl.multiple_of(tl.load(table + 7), 8)
     begin = tl.multiple_of(tl.load(table + 6), 8)
     return begin + (b * (tl.cdiv(T, 8) * 8) + t0).to(tl.int64) * step + (step - 8 - t0), step.to(tl.int32)
@@ -153,7 +153,7 @@ def _farthest_inside(edge, ramp, window, FIRST: tl.constexpr, HAS_SPANS: tl.cons
 def _inner_tiles(origin, first, last, STEP: tl.constexpr):
     """Begin and end of the tiles, counted from `origin` in steps, that lie within [first, last).
 
-    Without any both are beyond all tiles: these are one run then.
+    If there are none, both are beyond all tiles.
     """
     begin = origin + tl.cdiv(tl.maximum(first - origin, 0), STEP) * STEP
     end = origin + (tl.maximum(last - origin, 0) // STEP) * STEP
@@ -165,7 +165,7 @@ def _source(
     K, V, PAST, table, b, h, reach, k_b, k_h, k_t, v_b, v_h, v_t, oldest, end,
     FROM_BLOCK: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Where keys and values of the block or the past lie, by position, and the range that tiles cover."""
+    """Addresses of keys and values of the block or the past, by position, and the range that tiles cover."""
     if FROM_BLOCK:
         k_base = K + b.to(tl.int64) * k_b + h * k_h
         v_base = V + b.to(tl.int64) * v_b + h * v_h
@@ -386,7 +386,7 @@ def _query_gradient_tiles(
 
 @triton.jit
 def _clear_before(base, step, first, t0, T, BM: tl.constexpr, BN: tl.constexpr):
-    """Zeros for the distances in a row of the table that no tile comes to: those before position `first`."""
+    """Zeros for the distances in a row of the table that no tile covers: those before position `first`."""
     x = tl.arange(0, BM)
     before = tl.minimum(tl.maximum(first + step - 8 - t0 - x // 8 * 8, 0), step)
     before = tl.multiple_of(tl.where(t0 + x < tl.cdiv(T, 8) * 8, before, 0), 8)
@@ -409,8 +409,8 @@ def query_gradient_kernel(
 ):  # fmt: skip
     """A tile of queries: their gradient, that of their rows of R, and their part of those of span and bias.
 
-    It also leaves <out, dout> of every query, queries with their bias, which lie as OUT does, and if it
-    `KEEPS` them the weights that values have, in a table W like R, for the kernels that follow.
+    For the next kernels it also stores <out, dout> of every query, queries with their bias in the layout
+    of OUT, and with `KEEPS` the weights of the values, in a table W like R.
     """
     b = tl.program_id(1) % B
     h = H - 1 - tl.program_id(1) // B
@@ -491,7 +491,7 @@ def query_gradient_kernel(
     part = (h * B + b) * tl.num_programs(0) + tl.program_id(0)
     if HAS_BIAS:
         kk = tl.arange(0, BK)
-        # Of the rows as they are stored: so it can be taken out again of a sum over them.
+        # Computed from the stored, rounded rows, so that it can be subtracted from a sum over them.
         dbias = tl.sum(tl.where((t < T)[:, None], dq.to(tl.float32), 0.0), 0)
         tl.store(DBIAS + part * WIDTH + kk, dbias, mask=kk < WIDTH)
     if HAS_SPANS:
