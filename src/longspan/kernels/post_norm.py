@@ -5,8 +5,8 @@
 
 Apart from the products, most time is memory traffic. So the kernel for the gradient of the sum also computes
 those of the norm's weights and of b2, and the kernel for relu and dropout that of b1. Every program sums them
-for its rows, then programs are summed: the order of sums is always the same. Elements that are zero after relu
-or dropout get no gradient, so of the wide layer only the input of W2 is saved. It and its gradient are
+for its rows, then programs are summed: the order of sums is always the same. Elements that are zero after
+relu or dropout get no gradient, so of the wide layer only the input of W2 is saved. It and its gradient are
 computed in place.
 
 Shapes: N rows, D width, E inner width, P programs; BN, BD, BE, BP of a tile.

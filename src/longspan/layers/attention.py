@@ -35,7 +35,7 @@ class Attention(AttentionHeads):
     """u = LN(h + Wo attention(Wq x, Wk [memory; x], Wv [memory; x])) with x = h; no biases.
 
     With `norm_first` u = h + Wo attention(...) with x = LN(h). With `qk_norm` queries and keys have a norm
-    in every head. `norm` makes the norm that LN stands for. A position sees itself only with `sees_itself`.
+    in every head. `norm` creates the norm LN. A position sees itself only with `sees_itself`.
     Every head may also see the vectors of `persistent`.
 
     The state has one of three forms of memory:

@@ -196,7 +196,7 @@ class _SpanAttention(torch.autograd.Function):
                 out_NCK.baddbmm_(a_NCP.to(q_NTK.dtype), persistent_v_NPK)
             torch.div(out_NCK, 1 if total_NC1 is None else total_NC1, out=out_NTK[:, chunk.queries])
             saved += [a_NCX, total_NC1, kept_NCX]
-        ctx.scale, ctx.shape, ctx.asks_apart = scale, q_BHTK.shape, position_q_BHTK is not None
+        ctx.scale, ctx.shape, ctx.has_position_q = scale, q_BHTK.shape, position_q_BHTK is not None
         inputs = (q_NTK, k_NSK, v_NSK, position_q_NTK, p_NWK, persistent_k_NPK, persistent_v_NPK, mask_HX)
         ctx.save_for_backward(*inputs, out_NTK, *saved)
         return out_NTK
@@ -222,7 +222,7 @@ class _SpanAttention(torch.autograd.Function):
         sums: list[Any] = [None if x is None else x.new_zeros(x.shape, dtype=exact) for x in inputs]
         dk_NSK, dv_NSK, dp_NWK, dpersistent_k_NPK, dpersistent_v_NPK, dmask_HX = sums
         dq_NTK, table_NCG = torch.empty_like(q_NTK), None
-        dposition_q_NTK = torch.empty_like(position_q_NTK) if ctx.asks_apart else None
+        dposition_q_NTK = torch.empty_like(position_q_NTK) if ctx.has_position_q else None
         for number, chunk in enumerate(_chunks(q_NTK, k_NSK)):
             a_NCX, total_NC1, kept_NCX = saved[3 * number : 3 * number + 3]
             q_NCK, k_NGK, v_NGK = q_NTK[:, chunk.queries], k_NSK[:, chunk.keys], v_NSK[:, chunk.keys]
@@ -266,8 +266,8 @@ class _SpanAttention(torch.autograd.Function):
                 if dposition_q_NTK is None:
                     dq_NCK.baddbmm_(ds_NCW, p_NWK)
                 else:
-                    dasked_NCK = torch.bmm(ds_NCW, p_NWK)
-                    torch.mul(dasked_NCK, ctx.scale, out=dposition_q_NTK[:, chunk.queries])
+                    dposition_q_NCK = torch.bmm(ds_NCW, p_NWK)
+                    torch.mul(dposition_q_NCK, ctx.scale, out=dposition_q_NTK[:, chunk.queries])
             if persistent_k_NPK is not None:
                 dq_NCK.baddbmm_(ds_NCP, persistent_k_NPK)
                 _add_product(ds_NCP.mT, q_NCK, to=dpersistent_k_NPK)
