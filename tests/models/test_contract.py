@@ -251,7 +251,7 @@ def test_the_state_has_names(model):
 def test_what_is_not_stored_is_set_before_every_step(model):
     stored = model.state_dict()
     everything = dict(model.named_parameters()).keys() | dict(model.named_buffers()).keys()
-    set_before_every_step = {"ngrams.drop_probability", "blocks.0.output_dropout.probability"}
+    set_before_every_step = {"ngrams.row_dropout", "blocks.0.output_dropout.probability"}
     assert everything - stored.keys() <= set_before_every_step
 
 

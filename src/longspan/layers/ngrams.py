@@ -45,8 +45,8 @@ class NgramEmbeddings(InputLayer):
         super().__init__()
         self.dropout = dropout
         # On the device, where a replayed CUDA graph reads it.
-        self.drop_probability: Tensor
-        self.register_buffer("drop_probability", torch.zeros(()), persistent=False)
+        self.row_dropout: Tensor
+        self.register_buffer("row_dropout", torch.zeros(()), persistent=False)
         digits = vocabulary_size + 1
         self.sizes = tuple(sizes)
         self.multipliers = [digits if digits**n <= rows else pow(ROOT, n, PRIME) for n in sizes]
@@ -67,7 +67,7 @@ class NgramEmbeddings(InputLayer):
 
     def begin_epoch(self, number: int) -> None:
         """Epochs count from 0: a text that is read for the first time cannot have been memorised."""
-        self.drop_probability.fill_(self.dropout if number > 0 else 0.0)
+        self.row_dropout.fill_(self.dropout if number > 0 else 0.0)
 
     def compile_parts(self) -> None:
         """Only the arithmetic: for tables, torch without compilation adds up gradients in a fixed order."""
@@ -79,11 +79,7 @@ class NgramEmbeddings(InputLayer):
         rows = self._rows(digits_BS, block)
         found = [table(rows_BT) for table, rows_BT in zip(self.tables, rows, strict=True)]
         # On a GPU reading the number would synchronise, and a captured graph is replayed in every epoch.
-        if (
-            self.training
-            and self.dropout > 0
-            and (self.drop_probability.is_cuda or self.drop_probability > 0)
-        ):
+        if self.training and self.dropout > 0 and (self.row_dropout.is_cuda or self.row_dropout > 0):
             found = self._dropped(found)
         out_BTD = reduce(torch.add, found) if self.widen is None else self.widen(torch.cat(found, dim=-1))
         return out_BTD, State({"before": digits_BS[:, block:]})
@@ -91,7 +87,7 @@ class NgramEmbeddings(InputLayer):
     def _dropped(self, found: list[Tensor]) -> list[Tensor]:
         """Dropout of whole rows: what is kept is scaled by 1 / (1 - p)."""
         draws_BT = (torch.rand(table_BTE.shape[:2], device=table_BTE.device) for table_BTE in found)
-        scales_BT = ((draw_BT >= self.drop_probability) / (1 - self.drop_probability) for draw_BT in draws_BT)
+        scales_BT = ((draw_BT >= self.row_dropout) / (1 - self.row_dropout) for draw_BT in draws_BT)
         return [table_BTE * s_BT[..., None] for table_BTE, s_BT in zip(found, scales_BT, strict=True)]
 
     def _rows(self, digits_BS: Tensor, block: int) -> list[Tensor]:

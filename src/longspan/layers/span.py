@@ -168,7 +168,7 @@ class LearnedSpan(Span):
             self._copy.wait()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Before copying a module, wait for its sizes: an asynchronous copy to the host cannot be copied."""
+        """Before a module is copied, wait for its sizes: the copy must not share a pending transfer."""
         self._await_sizes()
         return self.__dict__
 
@@ -302,7 +302,7 @@ def _of_each(spans: Sequence[LearnedSpan], values_N: Tensor) -> list[list[float]
 def _set_sizes(spans: Sequence[LearnedSpan], fractions_N: Tensor) -> None:
     for span, fractions in zip(spans, _of_each(spans, fractions_N), strict=True):
         span._copy = None
-        if not any(map(math.isnan, fractions)):  # a diverged model has no sizes; its loss is NaN too
+        if not any(map(math.isnan, fractions)):  # a diverged model has no sizes; the loss reports it
             span.set_fractions(fractions)
 
 
