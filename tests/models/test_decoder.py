@@ -136,7 +136,7 @@ def test_the_edge_of_a_span_is_exact_in_half_precision() -> None:
 
 
 def test_what_is_remembered_moves_and_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_cpu, "ROOM", 3)
+    monkeypatch.setattr(decode_cpu, "SPARE_ROWS", 3)
     monkeypatch.setattr(decode_cpu, "GROUP", 0)  # every window on its own
     model = make("adaptive-span")
     assert isinstance(model, Stack)

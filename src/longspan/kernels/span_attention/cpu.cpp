@@ -127,7 +127,7 @@ void multiply(Left a, Right<const float> b, Right<float> c, int64_t columns, int
     }
 }
 
-// Both counts are multiples of LANES. Squares of 2 x 2, then of 4 x 4 ... exchange opposite corners.
+// Both counts are multiples of LANES. Squares of 2 x 2, then of 4 x 4 ... exchange off-diagonal corners.
 void transpose(const float *from, int64_t rows, int64_t columns, Right<float> to) {
     for (int64_t row = 0; row < rows; row += LANES)
         for (int64_t column = 0; column < columns; column += LANES) {
