@@ -263,7 +263,7 @@ def _training(case: Case, smoke: bool) -> Callable[[float], float]:
     config = _config(case, smoke)
     model = _model(case, config)
     device = next(model.parameters()).device
-    *_, fast = _ways_for()(model, device)
+    *_, fast = _paths_for()(model, device)
     if config.training.compile:
         model.compile()
     step = Training(model, config, fast).step
@@ -319,12 +319,14 @@ def _decoding(case: Case, smoke: bool) -> Callable[[float], float]:
     return _back_to_back(step, device, DECODING_BATCH)
 
 
-def _ways_for() -> Callable[[Any, Any], Any]:
-    """`ways_for` from its current module, or from its old one in older trees."""
-    for name in ("longspan.bench.bench_paths", "longspan.bench.ways"):
+def _paths_for() -> Callable[[Any, Any], Any]:
+    """`paths_for`, or the function and module that older trees have instead."""
+    for module, name in (("bench_paths", "paths_for"), ("bench_paths", "ways_for"), ("ways", "ways_for")):
         try:
-            found: Callable[[Any, Any], Any] = importlib.import_module(name).ways_for
-        except ModuleNotFoundError:
+            found: Callable[[Any, Any], Any] = getattr(
+                importlib.import_module(f"longspan.bench.{module}"), name
+            )
+        except (ModuleNotFoundError, AttributeError):
             continue
         return found
     raise SystemExit("compare_commits: this tree has no longspan.bench.bench_paths")

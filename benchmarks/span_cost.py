@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from longspan import recipes
-from longspan.bench.bench_paths import ways_for
+from longspan.bench.bench_paths import paths_for
 from longspan.bench.machine import seconds_of
 from longspan.bench.measure import WARM_UPS
 from longspan.bench.spans import learned_spans, set_spans, span_profile
@@ -63,7 +63,7 @@ class Stopwatch:
             raise SystemExit(f"{config.name} has no learned spans: give another --recipe")
         self.num_layers, self.num_heads = len(spans), spans[0].fractions_H().numel()
         self.limit = spans[0].limit
-        *_, self.fast = ways_for(self.model, device)
+        *_, self.fast = paths_for(self.model, device)
         if config.training.compile:
             self.model.compile()
 

@@ -49,21 +49,22 @@ def main(folder: Path) -> None:
     score = longspan.evaluate(run, split="valid", protocol="transformer-xl")
     print(f"{score.bits_per_byte:.3f} bits per byte on the validation split, by {score.protocol}")
 
-    # Use it. A text costs nats, token by token.
+    # Score a text: nats of every token.
     lm = run.load()
     cost = lm.score("def parse_args(self, args=None):\n")
-    dearest = max(zip(cost.token_nats, cost.pieces, strict=True))
+    least_likely = max(zip(cost.token_nats, cost.pieces, strict=True))
     print(
-        f"{cost.bits_per_byte:.2f} bits per byte; the dearest token is {dearest[1]!r}, {dearest[0]:.1f} nats"
+        f"{cost.bits_per_byte:.2f} bits per byte; "
+        f"the least likely token is {least_likely[1]!r}, {least_likely[0]:.1f} nats"
     )
 
-    # Read a long text into a state; memory does not grow with it. Go on from the state as often as you like.
+    # Read a long text into a state, whose size is constant. Continue from the state any number of times.
     state = lm.read(source[:20_000])
     for seed in (1, 2):
         text = lm.generate(tokens=60, seed=seed, state=state)
         print(f"\nafter {state.tokens:,} tokens, seed {seed}: {text!r}")
 
-    # A generated text has a state of its own, from which it goes on.
+    # A generated text has a state of its own, from which it can be continued.
     first = lm.generate("class ", tokens=20, seed=1)
     print(f"\n{first!r} and on: {lm.generate(tokens=20, seed=1, state=first.state)!r}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,6 +44,21 @@ def test_a_comparison_says_which_side_failed() -> None:
     table = compare_commits._table([good, bad])
     assert "| enwik8-64x512 | 105 | 105 | 1.000 | 0.90 |" in table
     assert "failed: {'new': 'out of memory'}" in table
+
+
+@pytest.mark.parametrize(
+    ("module", "function"), [("bench_paths", "paths_for"), ("bench_paths", "ways_for"), ("ways", "ways_for")]
+)
+def test_a_comparison_finds_the_paths_of_older_trees(
+    module: str, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tree(name: str) -> SimpleNamespace:
+        if name != f"longspan.bench.{module}":
+            raise ModuleNotFoundError(name)
+        return SimpleNamespace(**{function: len})
+
+    monkeypatch.setattr(compare_commits.importlib, "import_module", tree)
+    assert compare_commits._paths_for() is len
 
 
 @pytest.mark.parametrize("smoke", [False, True])

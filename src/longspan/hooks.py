@@ -51,7 +51,7 @@ GROUPS = {
 """The optimizer groups of parameters."""
 
 
-def ask(model: nn.Module, hook: str, *arguments: Any) -> list[tuple[nn.Module, Any]]:
+def call_hook(model: nn.Module, hook: str, *arguments: Any) -> list[tuple[nn.Module, Any]]:
     """Call `hook` on all modules inside `model` that have it: their results in order, each with its module.
 
     For a class with `<hook>_of` there is one result, listed with the first of its modules.
@@ -59,14 +59,14 @@ def ask(model: nn.Module, hook: str, *arguments: Any) -> list[tuple[nn.Module, A
     modules = _inside(model)
     kinds = {type(module) for module in modules}  # there are fewer classes than modules
     all_of = {kind: getattr(kind, f"{hook}_of", None) for kind in kinds}
-    asked = {kind for kind in kinds if all_of[kind] or callable(getattr(kind, hook, None))}
-    modules = [module for module in modules if type(module) in asked]
+    having_it = {kind for kind in kinds if all_of[kind] or callable(getattr(kind, hook, None))}
+    modules = [module for module in modules if type(module) in having_it]
     together: dict[Callable[..., Any], list[nn.Module]] = {}
     for module in modules:
         together.setdefault(all_of[type(module)] or getattr(module, hook), []).append(module)
     return [
-        (alike[0], answer(alike, *arguments) if all_of[type(alike[0])] else answer(*arguments))
-        for answer, alike in together.items()
+        (same_class[0], call(same_class, *arguments) if all_of[type(same_class[0])] else call(*arguments))
+        for call, same_class in together.items()
     ]
 
 
@@ -129,10 +129,10 @@ def _inside(model: nn.Module) -> list[nn.Module]:
 def _by_name(model: nn.Module, hook: str) -> dict[str, list[tuple[nn.Module, Any]]]:
     """The values that modules return for every name."""
     found: dict[str, list[tuple[nn.Module, Any]]] = {}
-    for module, answer in ask(model, hook):
-        if not isinstance(answer, Mapping):
-            raise UserError(f"{hook}() of {_kind(module)} must return a dict, not {answer!r}")
-        for name, value in answer.items():
+    for module, result in call_hook(model, hook):
+        if not isinstance(result, Mapping):
+            raise UserError(f"{hook}() of {_kind(module)} must return a dict, not {result!r}")
+        for name, value in result.items():
             found.setdefault(name, []).append((module, value))
     return found
 

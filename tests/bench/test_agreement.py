@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from longspan.bench.agreement import Agreement, _furthest, check_agreement
-from longspan.bench.bench_paths import ways_for
+from longspan.bench.bench_paths import paths_for
 from longspan.bench.spans import set_spans
 from longspan.bench.training import Training
 from longspan.config import (
@@ -39,7 +39,7 @@ def model() -> LanguageModel:
 
 def check(precision: str = "float32") -> Agreement:
     made = model()
-    return check_agreement(made, *ways_for(made, CPU), precision=precision, block_length=16, name="mine")
+    return check_agreement(made, *paths_for(made, CPU), precision=precision, block_length=16, name="mine")
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
@@ -91,8 +91,8 @@ def test_the_measure():
 
 def test_where_the_paths_are_one_there_is_one():
     lonely = build(ShaRnnConfig(num_layers=2, width=8, inner_width=16), 11)
-    assert [way.name for way in ways_for(lonely, CPU)] == ["fast"]
-    assert [way.name for way in ways_for(lonely, torch.device("cuda"))] == ["reference", "fast"]
+    assert [path.name for path in paths_for(lonely, CPU)] == ["fast"]
+    assert [path.name for path in paths_for(lonely, torch.device("cuda"))] == ["reference", "fast"]
 
 
 def test_steps_move_nothing_and_carry_the_state():
@@ -103,12 +103,12 @@ def test_steps_move_nothing_and_carry_the_state():
     )
     made = model()
     before = {name: tensor.clone() for name, tensor in made.state_dict().items()}
-    reference, fast = ways_for(made, CPU)
+    reference, fast = paths_for(made, CPU)
     made.eval()
     losses = {}
-    for way in (reference, fast):
-        training = Training(made, config, way)
-        losses[way.name] = torch.stack([training.step() for _ in range(2)])
+    for path in (reference, fast):
+        training = Training(made, config, path)
+        losses[path.name] = torch.stack([training.step() for _ in range(2)])
         assert training.state.flatten()["blocks.0.memory"].any()
     torch.testing.assert_close(losses["reference"], losses["fast"])
     for name, tensor in made.state_dict().items():

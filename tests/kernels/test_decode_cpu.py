@@ -40,14 +40,14 @@ def test_what_lies_beyond_the_window_is_not_read() -> None:
 @pytest.mark.parametrize("rows", [(), (1, 1), (3, 2), (SMALL_BATCH,), (SMALL_BATCH + 1,), (0,)])
 @pytest.mark.parametrize("outputs", [8, 7])
 @pytest.mark.parametrize("bias", [True, False])
-def test_products_of_few_rows(rows: tuple[int, ...], outputs: int, bias: bool) -> None:
+def test_products_of_small_batches(rows: tuple[int, ...], outputs: int, bias: bool) -> None:
     x, weight = torch.randn(*rows, 5).double(), torch.randn(outputs, 5).double()
     bias_E = torch.randn(outputs).double() if bias else None
     with torch.no_grad():
         torch.testing.assert_close(linear(x, weight, bias_E), F.linear(x, weight, bias_E))
 
 
-def test_a_product_of_few_rows_has_gradients() -> None:
+def test_a_product_of_a_small_batch_has_gradients() -> None:
     weight = torch.randn(8, 5, requires_grad=True)
     linear(torch.ones(1, 5), weight).sum().backward()
     assert torch.equal(weight.grad, torch.ones(8, 5))

@@ -95,7 +95,7 @@ def test_a_path_is_forced_and_released(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     for backend in (eager, cpu):
         monkeypatch.setattr(backend, "span_attention", lambda q, *_, b=backend: calls.append(b) or q)
-    monkeypatch.setattr(cpu, "takes", lambda *_: True)
+    monkeypatch.setattr(cpu, "supports", lambda *_: True)
     case = CASES["one group"]
     tensors = tensors_of(case)
     together(entry.span_attention, case, tensors)

@@ -101,7 +101,7 @@ def test_the_feed_forward_block(rows: tuple[int, ...], width: int) -> None:
 @pytest.mark.parametrize(
     "part", [lambda h: h[:, -1:], lambda h: h[..., :8], lambda h: h[::2], lambda h: h[:1].expand(4, -1, -1)]
 )
-def test_numbers_that_do_not_lie_side_by_side(part) -> None:
+def test_rows_that_are_not_contiguous(part) -> None:
     whole = torch.randn(4, 3, 24, device=DEVICE)
     h = part(whole)
     leaves = [h.detach().requires_grad_(), *tensors(*feed_forward_shapes((), h.shape[-1])[1:])]

@@ -129,9 +129,9 @@ def _narrow_vectors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_narrow_vectors")
-def test_a_processor_with_narrower_vectors_computes_the_same():
+def test_a_cpu_with_narrower_vectors_computes_the_same():
     if compiler.compiled(cpu.SOURCE) is None:
-        pytest.skip("this processor has no wide vectors that could be left out")
+        pytest.skip("this CPU has no wide vectors that could be disabled")
     for case in CASES.values():
         tensors = tensors_of(case, torch.float32)
         found = with_gradients(together(cpu.span_attention, case, tensors), tensors)
@@ -180,9 +180,9 @@ def test_what_it_does_not_know_is_left_to_plain_torch(case):
 @pytest.mark.parametrize("name", ["k", "v", "past0"])
 def test_other_numbers_are_left_to_plain_torch(name):
     tensors = tensors_of(CASES["no memory"], torch.float32)
-    assert together(cpu.takes, CASES["no memory"], tensors)
+    assert together(cpu.supports, CASES["no memory"], tensors)
     others = tensors | {name: tensors[name].bfloat16()}
-    assert not together(cpu.takes, CASES["no memory"], others)
+    assert not together(cpu.supports, CASES["no memory"], others)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from longspan.layers.attention import Attention
 from longspan.models import Stack
 from longspan.state import State
 
-from .test_contract import NAMES, VARIANTS, VOCABULARY, equal, make, random_tokens, snapshot, warm_state
+from .test_contract import NAMES, VARIANTS, VOCABULARY, copies, equal, make, random_tokens, warm_state
 
 
 @pytest.mark.parametrize("batch", [1, GEMV_ROWS + 1])
@@ -22,7 +22,7 @@ from .test_contract import NAMES, VARIANTS, VOCABULARY, equal, make, random_toke
 def test_reads_what_the_model_reads(variant: str, batch: int) -> None:
     model = make(variant)
     state = warm_state(model, batch)
-    before, decoder = snapshot(state), Decoder(model, state)
+    before, decoder = copies(state), Decoder(model, state)
     carried = state
     for tokens_B1 in random_tokens(batch, 6).split(1, dim=1):
         with torch.no_grad():
@@ -92,7 +92,7 @@ def check_step_of_a_gpu(model: Stack, state: State, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(decode_gpu, "PART", 16)
     monkeypatch.setattr(span_attention, "_gpu_backend", lambda *_: gpu)
     monkeypatch.setattr(linear, "_kernels", lambda _: gemv)
-    before, decoder = snapshot(state), Decoder(model, state)
+    before, decoder = copies(state), Decoder(model, state)
     for tokens_B1, expected_BV in zip(tokens, expected, strict=True):
         torch.testing.assert_close(decoder.read(tokens_B1), expected_BV, rtol=1e-4, atol=2e-5)
     assert len(attended) == 5 * sum(isinstance(block, Attention) for block in model.blocks)
@@ -136,7 +136,7 @@ def test_the_edge_of_a_span_is_exact_in_half_precision() -> None:
 
 
 def test_what_is_remembered_moves_and_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_cpu, "ROOM", 3)
+    monkeypatch.setattr(decode_cpu, "SPARE_ROWS", 3)
     monkeypatch.setattr(decode_cpu, "GROUP", 0)  # every window on its own
     model = make("adaptive-span")
     assert isinstance(model, Stack)

@@ -122,7 +122,7 @@ def test_gradients_go_to_the_rows_that_were_read() -> None:
         assert (grad == 0).all(1).any()
 
 
-def test_narrow_tables_are_laid_side_by_side_and_widened() -> None:
+def test_narrow_tables_are_concatenated_and_projected() -> None:
     torch.manual_seed(2)
     ngrams = NgramEmbeddings(V, D, sizes=(2, 3), rows=40, table_width=3).double()
     for table in ngrams.tables:

@@ -85,7 +85,7 @@ class _Scaled(torch.autograd.Function):
         return *room.split([dleft.shape[1], dright.shape[1]], dim=1), None
 
 
-def test_gradients_that_lie_side_by_side_stay_there() -> None:
+def test_adjacent_gradients_are_not_copied() -> None:
     x = torch.randn(3, 5, 2, requires_grad=True)
     rooms: list[Tensor] = []
     seen: list[int] = []

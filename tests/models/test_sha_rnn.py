@@ -417,7 +417,7 @@ def gradients(
 @NEEDS_A_GPU
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("precision", "far"), [(torch.float32, 5e-3), (torch.bfloat16, 5e-2)])
-def test_streams_side_by_side_give_the_gradients_of_one(compiled, precision, far):
+def test_parallel_streams_give_the_gradients_of_one(compiled, precision, far):
     """Three times, since a race may be won by chance; and small gradients are not lost in fp16."""
     torch.manual_seed(0)
     config = ShaRnnConfig(num_layers=4, width=128, inner_width=256, memory_length=64)

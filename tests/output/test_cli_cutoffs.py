@@ -12,7 +12,7 @@ from longspan.config import AdaptiveSpanConfig, RunConfig, schema
 from longspan.models import build
 from longspan.output.cutoffs import ScoreCost, best_cutoffs
 
-from .ways import every_way, time_cost
+from .all_cutoffs import all_cutoffs, time_cost
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_the_time_with_given_constants(capsys):
     assert main([*words, "--constants", "1e-3,1e-6,150"]) == 0
     shown = capsys.readouterr().out
     counts = [1 + 1000 // rank for rank in range(1, 101)]
-    cuts = min(every_way(100, 3), key=lambda cuts: time_cost(counts, cuts, 15))
+    cuts = min(all_cutoffs(100, 3), key=lambda cuts: time_cost(counts, cuts, 15))
     assert table_in(shown)["model"]["vocabulary"]["cutoffs"] == list(cuts)
     adaptive = 3 * 1.0 + 1e-3 * 10 * time_cost(counts, cuts, 15) / sum(counts)
     assert f"expected cost: {adaptive:.3f} ms per 10 tokens" in shown

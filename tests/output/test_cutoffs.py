@@ -15,9 +15,9 @@ from longspan.errors import UserError
 from longspan.output.cutoffs import ScoreCost, TimeCost, best_cutoffs
 from longspan.output.product_time import Measured, ProductTime, fit, measure, typical_error
 
-from .ways import every_way, score_cost, time_cost
+from .all_cutoffs import all_cutoffs, score_cost, time_cost
 
-# Few different counts, so that many ways cost the same; sorted and not.
+# Few different counts, so that many cutoffs cost the same; sorted and not.
 some_counts = st.lists(
     st.sampled_from([0, 1, 1, 1, 2, 3, 50]) | st.integers(0, 1000), min_size=1, max_size=11
 )
@@ -28,26 +28,26 @@ some_counts = st.lists(
 def test_the_first_of_the_cheapest_of_all_ways(counts, num_clusters, in_order, floor):
     counts = sorted(counts, reverse=True) if in_order else counts
     num_clusters = min(num_clusters, len(counts))
-    ways = list(every_way(len(counts), num_clusters))
+    candidates = list(all_cutoffs(len(counts), num_clusters))
 
     cost = ScoreCost(counts, num_clusters)
-    expected = min(ways, key=lambda cuts: score_cost(counts, cuts))
+    expected = min(candidates, key=lambda cuts: score_cost(counts, cuts))
     assert best_cutoffs(cost) == expected
     assert cost.total(expected) == score_cost(counts, expected)
 
     cost = TimeCost(counts, num_clusters, floor=floor)
-    expected = min(ways, key=lambda cuts: time_cost(counts, cuts, floor))
+    expected = min(candidates, key=lambda cuts: time_cost(counts, cuts, floor))
     assert best_cutoffs(cost) == expected
     assert floor > len(counts) or cost.total(expected) == time_cost(counts, expected, floor)
 
 
 @pytest.mark.parametrize("floor", [0, 3, 40])
 def test_zipf_with_a_long_tail_of_ones(floor):
-    """Four clusters of 60 words, 34,220 ways: deep enough for several rounds of halving."""
+    """Four clusters of 60 words, 34,220 choices: deep enough for several rounds of halving."""
     counts = [1 + 400 // (rank * rank) for rank in range(1, 61)]
-    ways = list(every_way(60, 4))
-    assert best_cutoffs(ScoreCost(counts, 4)) == min(ways, key=lambda cuts: score_cost(counts, cuts))
-    expected = min(ways, key=lambda cuts: time_cost(counts, cuts, floor))
+    candidates = list(all_cutoffs(60, 4))
+    assert best_cutoffs(ScoreCost(counts, 4)) == min(candidates, key=lambda cuts: score_cost(counts, cuts))
+    expected = min(candidates, key=lambda cuts: time_cost(counts, cuts, floor))
     assert best_cutoffs(TimeCost(counts, 4, floor=floor)) == expected
 
 

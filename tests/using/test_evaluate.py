@@ -19,7 +19,7 @@ from longspan.data.tokenizers.word import WordTokenizer
 from longspan.errors import UserError
 from longspan.evaluation import Score, evaluate
 from longspan.evaluation.measure import Extent, scored_text
-from longspan.evaluation.protocols import Lane, Walk, every_token, transformer_xl
+from longspan.evaluation.protocols import EvaluationPlan, Lane, every_token, transformer_xl
 from longspan.models import LanguageModel
 from tests.using.tiny import tiny_model, token_file
 
@@ -177,9 +177,9 @@ def test_bytes_and_characters_are_those_of_the_scored_tokens(tmp_path: Path, max
     data = UNICODE.encode()
     file = token_file(tmp_path, data)
     scored = data[1 : 1 + max_tokens]
-    walk = every_token(min(len(data), max_tokens + 1), 1, 8)
+    plan = every_token(min(len(data), max_tokens + 1), 1, 8)
     characters = sum(byte & 0xC0 != 0x80 for byte in scored)
-    text = scored_text(file, ByteTokenizer(), walk)
+    text = scored_text(file, ByteTokenizer(), plan)
     assert (text.bytes, text.characters) == (len(scored), characters)
 
 
@@ -216,8 +216,8 @@ def test_a_part_of_what_a_tokenizer_loses_is_measured_like_the_whole(
     corpus = prepared(tmp_path, kind, lowercase=lowercase)
     file = corpus.splits["train"]
     parts = [Lane(start, min(50, len(file) - 1 - start)) for start in range(-1, len(file) - 1, 50)]
-    found = [scored_text(file, corpus.tokenizer, Walk((part,), 1, "")) for part in parts]
-    whole = scored_text(file, corpus.tokenizer, Walk((Lane(-1, len(file)),), 1, ""))
+    found = [scored_text(file, corpus.tokenizer, EvaluationPlan((part,), 1, "")) for part in parts]
+    whole = scored_text(file, corpus.tokenizer, EvaluationPlan((Lane(-1, len(file)),), 1, ""))
     assert whole == Extent(file.num_bytes, file.num_characters, file.num_words)
     assert sum(part.bytes for part in found) == pytest.approx(whole.bytes, abs=len(parts) / 2)
     assert sum(part.characters for part in found) == pytest.approx(whole.characters, abs=len(parts) / 2)
@@ -275,9 +275,9 @@ def test_unknown_words_are_counted_where_they_are_scored(tmp_path: Path, max_tok
 
 def test_bytes_skipped_between_rows_are_not_counted(tmp_path: Path) -> None:
     data = UNICODE.encode()
-    walk = transformer_xl(len(data), 4, 8)
-    scored = [data[lane.start + 1 + i] for lane in walk.lanes for i in range(lane.length)]
-    text = scored_text(token_file(tmp_path, data), ByteTokenizer(), walk)
+    plan = transformer_xl(len(data), 4, 8)
+    scored = [data[lane.start + 1 + i] for lane in plan.lanes for i in range(lane.length)]
+    text = scored_text(token_file(tmp_path, data), ByteTokenizer(), plan)
     assert text.bytes == len(scored) == len(data) - 4 - len(data) % 4
 
 

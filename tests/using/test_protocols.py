@@ -9,24 +9,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longspan.errors import UserError
-from longspan.evaluation.protocols import PROTOCOLS, Walk, adaptive_span, every_token, sha_rnn, transformer_xl
+from longspan.evaluation.protocols import (
+    PROTOCOLS,
+    EvaluationPlan,
+    adaptive_span,
+    every_token,
+    sha_rnn,
+    transformer_xl,
+)
 
 shapes = given(st.integers(2, 300), st.integers(1, 9), st.integers(1, 20))
 few = settings(max_examples=60, deadline=None)
 
 
-def targets(walk: Walk) -> list[int]:
-    return [lane.start + 1 + i for lane in walk.lanes for i in range(lane.length)]
+def targets(plan: EvaluationPlan) -> list[int]:
+    return [lane.start + 1 + i for lane in plan.lanes for i in range(lane.length)]
 
 
 @shapes
 @few
 def test_every_token_is_scored_exactly_once(num_tokens: int, batch_size: int, block_length: int) -> None:
-    walk = every_token(num_tokens, batch_size, block_length)
-    assert targets(walk) == list(range(1, num_tokens))
-    assert walk.divisor == walk.tokens == num_tokens - 1
-    assert len(walk.lanes) <= batch_size
-    lengths = [lane.length for lane in walk.lanes]
+    plan = every_token(num_tokens, batch_size, block_length)
+    assert targets(plan) == list(range(1, num_tokens))
+    assert plan.divisor == plan.tokens == num_tokens - 1
+    assert len(plan.lanes) <= batch_size
+    lengths = [lane.length for lane in plan.lanes]
     assert max(lengths) - min(lengths) <= 1
 
 
@@ -44,9 +51,9 @@ def test_adaptive_span_walks_until_no_block_fits(n_tokens: int, batch_size: int,
         position += block_length
         if position >= row - block_length:
             break
-    walk = adaptive_span(n_tokens, batch_size, block_length)
-    assert Counter(targets(walk)) == Counter(expected)
-    assert walk.divisor == len(expected)
+    plan = adaptive_span(n_tokens, batch_size, block_length)
+    assert Counter(targets(plan)) == Counter(expected)
+    assert plan.divisor == len(expected)
 
 
 @shapes

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from longspan.bench.bench_paths import Way
+from longspan.bench.bench_paths import BenchPath
 from longspan.bench.machine import autocast
 from longspan.config.training import Precision
 from longspan.errors import UserError
@@ -40,7 +40,13 @@ class Agreement:
 
 
 def check_agreement(
-    model: LanguageModel, reference: Way, fast: Way, *, precision: Precision, block_length: int, name: str
+    model: LanguageModel,
+    reference: BenchPath,
+    fast: BenchPath,
+    *,
+    precision: Precision,
+    block_length: int,
+    name: str,
 ) -> Agreement:
     """Raise `UserError` if the outputs or a gradient of the fast path differ from the reference path."""
     model = copy.deepcopy(model)
@@ -49,9 +55,9 @@ def check_agreement(
     generator = torch.Generator().manual_seed(0)
     shape = (2, BATCH, 1 + min(BLOCK, block_length))
     earlier_BT, block_BT = torch.randint(model.vocabulary_size, shape, generator=generator).to(device)
-    with reference.taken(), torch.no_grad(), autocast(device, precision):
+    with reference.forced(), torch.no_grad(), autocast(device, precision):
         _, state = model(earlier_BT[:, :-1], _noise(model.initial_state(BATCH), generator))
-    found = {way.name: _results(model, way, block_BT, state, precision) for way in (reference, fast)}
+    found = {path.name: _results(model, path, block_BT, state, precision) for path in (reference, fast)}
     exact = _results(model.double(), reference, block_BT, state.to(dtype=torch.float64), "float32")
     worst = _furthest(exact, found[reference.name], found[fast.name], TOLERANCE[precision])
     if not worst.error <= worst.allowed:
@@ -77,13 +83,13 @@ def _furthest(
 
 
 def _results(
-    model: LanguageModel, way: Way, block_BT: Tensor, state: State, precision: Precision
+    model: LanguageModel, path: BenchPath, block_BT: Tensor, state: State, precision: Precision
 ) -> dict[str, Tensor]:
     """Hidden states and every gradient of the summed loss."""
-    captured = CapturedModel(model) if way.captured else None
+    captured = CapturedModel(model) if path.captured else None
     for _ in range(STEADY + 1 if captured else 1):  # the last is a replay
         model.zero_grad()
-        hidden_BTD = _forward_and_backward(captured or model, way, block_BT, state, precision)
+        hidden_BTD = _forward_and_backward(captured or model, path, block_BT, state, precision)
     gradients = {
         f"the gradient of {name}": parameter.grad.clone()
         for name, parameter in model.named_parameters()
@@ -93,7 +99,11 @@ def _results(
 
 
 def _forward_and_backward(
-    model: LanguageModel | CapturedModel, way: Way, block_BT: Tensor, state: State, precision: Precision
+    model: LanguageModel | CapturedModel,
+    path: BenchPath,
+    block_BT: Tensor,
+    state: State,
+    precision: Precision,
 ) -> Tensor:
     """Hidden states. No autograd graph is kept: a live one would prevent the next capture."""
     cast = autocast(block_BT.device, precision)
@@ -101,7 +111,7 @@ def _forward_and_backward(
         hidden_BTD, _ = model(block_BT[:, :-1], state, cast)
         head = model.model.head
     else:
-        with way.taken(), cast:
+        with path.forced(), cast:
             hidden_BTD, _ = model(block_BT[:, :-1], state)
         head = model.head
     with cast:

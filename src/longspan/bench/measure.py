@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from longspan.bench.agreement import Agreement, check_agreement
-from longspan.bench.bench_paths import Way, ways_for
+from longspan.bench.bench_paths import BenchPath, paths_for
 from longspan.bench.figures import Decoding, Figures, Steps, Work
 from longspan.bench.machine import matrix_rate, reading_seconds, seconds_of, watch_memory
 from longspan.bench.spans import learned_spans, set_profile
@@ -52,14 +52,14 @@ class Bench:
     def check(self) -> Agreement | None:
         """Raise `UserError` if the two paths disagree; None if there is only one."""
         model = self._model()
-        ways = ways_for(model, self.device)
-        if len(ways) < 2:
+        paths = paths_for(model, self.device)
+        if len(paths) < 2:
             return None
         self.say(f"{self.config.name}: comparing the paths")
         training = self.config.training
         return check_agreement(
             model,
-            *ways,
+            *paths,
             precision=training.precision,
             block_length=training.block_length,
             name=self.config.name,
@@ -75,7 +75,7 @@ class Bench:
             flops_per_token_forward=model.flops(shape),
             matrix_flops_per_second=matrix_rate(self.device, training.precision),
         )
-        ways = ways_for(model, self.device)
+        paths = paths_for(model, self.device)
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         del model
         return Figures(
@@ -89,7 +89,7 @@ class Bench:
             mean_window=sum(windows) / len(windows) if windows else None,
             agreement=agreement,
             work=work,
-            steps=[self._steps(way, steps) for way in ways],
+            steps=[self._steps(path, steps) for path in paths],
             decoding=self._decoding() if decode else None,
         )
 
@@ -100,22 +100,22 @@ class Bench:
             set_profile(model, self.config.name)
         return model
 
-    def _steps(self, way: Way, steps: int) -> Steps:
-        self.say(f"{self.config.name}: {steps} steps, {way.name} path ({way.means})")
+    def _steps(self, path: BenchPath, steps: int) -> Steps:
+        self.say(f"{self.config.name}: {steps} steps, {path.name} path ({path.means})")
         peak = watch_memory(self.device)
         try:
             model, fallback = self._model(), CompileFallback(enabled=self.config.training.compile is True)
-            with way.taken():  # decides what is compiled: operations with a kernel are not
+            with path.forced():  # decides what is compiled: operations with a kernel are not
                 fallback.compile(model.compile)
-            step = Training(model, self.config, way, fallback).step
+            step = Training(model, self.config, path, fallback).step
             warm_ups = WARM_UPS.get(self.device.type, WARM_UPS["cpu"])
             seconds = seconds_of(step, self.device, times=steps, warm_ups=warm_ups)
         except torch.OutOfMemoryError:
             raise UserError(
-                f"{self.config.name}: the {way.name} path needs more memory than {self.device} has: "
+                f"{self.config.name}: the {path.name} path needs more memory than {self.device} has: "
                 "use a smaller --batch-size"
             ) from None
-        return Steps(way.name, way.means, seconds, peak())
+        return Steps(path.name, path.means, seconds, peak())
 
     def _decoding(self) -> Decoding:
         self.say(f"{self.config.name}: decoding {DECODED} tokens")

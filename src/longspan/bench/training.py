@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longspan.bench.bench_paths import Way
+from longspan.bench.bench_paths import BenchPath
 from longspan.compile_fallback import CompileFallback
 from longspan.config import RunConfig
 from longspan.models import LanguageModel
@@ -27,13 +27,17 @@ class Training:
     """Training steps of a recipe on one path, with carried state."""
 
     def __init__(
-        self, model: LanguageModel, config: RunConfig, way: Way, fallback: CompileFallback | None = None
+        self,
+        model: LanguageModel,
+        config: RunConfig,
+        path: BenchPath,
+        fallback: CompileFallback | None = None,
     ) -> None:
         """`fallback` is the `CompileFallback` of a compiled model."""
         training, self._stage = config.training, config.stage[0]
         fallback = fallback or CompileFallback(enabled=training.compile is True)
-        kind = Updater if way.captured else LaunchedUpdater
-        self.way = way
+        kind = Updater if path.captured else LaunchedUpdater
+        self.path = path
         self.updater = kind(
             model,
             precision=training.precision,
@@ -52,7 +56,7 @@ class Training:
         tokens = torch.randint(self.updater.model.vocabulary_size, self._shape, generator=self._generator)
         # Adagrad clips each tensor itself.
         clip_norm = 0.0 if self._stage.optimizer == "adagrad" else self._stage.clip_norm
-        with self.way.taken():
+        with self.path.forced():
             nats, self.state = self.updater.update(
                 tokens[:, :-1], tokens[:, 1:], self.state, self.optimizers, clip_norm
             )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from longspan.evaluation.measure import scored_text, scored_unknown
-from longspan.evaluation.protocols import PROTOCOLS, Walk
+from longspan.evaluation.protocols import PROTOCOLS, EvaluationPlan
 from longspan.evaluation.score import Score
 
 if TYPE_CHECKING:
@@ -39,22 +39,22 @@ def evaluate(
     num_tokens = len(token_file)
     if max_tokens is not None:
         num_tokens = min(num_tokens, max_tokens + 1)
-    walk = PROTOCOLS[config.protocol](num_tokens, config.batch_size, block_length)
-    nats = _sum_of_nats(model, token_file.tokens, walk, block_length, device, progress)
-    text = scored_text(token_file, tokenizer, walk)
+    plan = PROTOCOLS[config.protocol](num_tokens, config.batch_size, block_length)
+    nats = _sum_of_nats(model, token_file.tokens, plan, block_length, device, progress)
+    text = scored_text(token_file, tokenizer, plan)
     beyond = len(token_file) - num_tokens
     return Score(
         nats=nats,
-        tokens=walk.tokens,
-        divisor=walk.divisor,
+        tokens=plan.tokens,
+        divisor=plan.divisor,
         bytes=text.bytes,
         characters=text.characters,
         words=text.words,
-        unknown=scored_unknown(token_file, tokenizer, walk),
-        skipped=len(token_file) - walk.tokens,
-        skipped_because=walk.skipped_because + (f"; {beyond:,} are beyond the limit" if beyond else ""),
+        unknown=scored_unknown(token_file, tokenizer, plan),
+        skipped=len(token_file) - plan.tokens,
+        skipped_because=plan.skipped_because + (f"; {beyond:,} are beyond the limit" if beyond else ""),
         protocol=config.protocol,
-        batch_size=len(walk.lanes),
+        batch_size=len(plan.lanes),
         block_length=block_length,
     )
 
@@ -62,7 +62,7 @@ def evaluate(
 def _sum_of_nats(
     model: LanguageModel,
     tokens: np.ndarray,
-    walk: Walk,
+    plan: EvaluationPlan,
     block_length: int,
     device: torch.device | str,
     progress: Callable[[int, int], None] | None,
@@ -70,25 +70,27 @@ def _sum_of_nats(
     nats = torch.zeros((), dtype=torch.float64, device=device)
     done = 0
     with torch.no_grad(), _evaluating(model):
-        state = model.initial_state(len(walk.lanes))
-        for inputs_BT, targets_BT, counts_BT in _blocks(tokens, walk, block_length):
+        state = model.initial_state(len(plan.lanes))
+        for inputs_BT, targets_BT, counts_BT in _blocks(tokens, plan, block_length):
             hidden_BTD, state = model(inputs_BT.to(device), state)
             nll_BT = model.head.nll(hidden_BTD, targets_BT.to(device))
             nats += torch.where(counts_BT.to(device), nll_BT, 0.0).sum(dtype=torch.float64)
             if progress is not None:
                 done += int(counts_BT.sum())
-                progress(done, walk.tokens)
+                progress(done, plan.tokens)
     return float(nats)
 
 
-def _blocks(tokens: np.ndarray, walk: Walk, block_length: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _blocks(
+    tokens: np.ndarray, plan: EvaluationPlan, block_length: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Inputs, targets and which of them count; lanes that have ended are padded, without counting."""
-    longest = max(lane.length for lane in walk.lanes)
+    longest = max(lane.length for lane in plan.lanes)
     for position in range(0, longest, block_length):
         width = min(block_length, longest - position)
-        texts = np.zeros((len(walk.lanes), width + 1), dtype=np.int64)
-        counts = np.zeros((len(walk.lanes), width), dtype=bool)
-        for row, lane in enumerate(walk.lanes):
+        texts = np.zeros((len(plan.lanes), width + 1), dtype=np.int64)
+        counts = np.zeros((len(plan.lanes), width), dtype=bool)
+        for row, lane in enumerate(plan.lanes):
             scored = min(width, lane.length - position)
             if scored > 0:
                 begin = lane.start + position

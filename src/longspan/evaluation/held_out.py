@@ -21,8 +21,8 @@ def held_out(
 ) -> TokenFile:
     """The tokens of one split, made once by the tokenizer that the model was trained with.
 
-    Where the corpus is the one of the training, its token files are used. It may be another one, or may have
-    changed since, and a vocabulary learned from it now would not be the model's. `settings` are those of the
+    If it is the training corpus, its token files are used. The corpus may be another one or may have changed,
+    so its vocabulary is not learned again: it would differ from the model's. `settings` are those of the
     tokenizer.
     """
     if split not in SPLITS:

@@ -21,7 +21,7 @@ from longspan.data import count_tokens
 
 if TYPE_CHECKING:
     from longspan.data import TokenArray, TokenFile, Tokenizer
-    from longspan.evaluation.protocols import Walk
+    from longspan.evaluation.protocols import EvaluationPlan
 
 _INSIDE_CHARACTERS = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 _BLANKS = string.whitespace.encode()
@@ -36,14 +36,14 @@ class Extent:
     words: int | None
 
 
-def scored_text(token_file: TokenFile | TokenArray, tokenizer: Tokenizer, walk: Walk) -> Extent:
-    """The raw text of the scored tokens of `walk`; words are counted in proportion to blanks."""
+def scored_text(token_file: TokenFile | TokenArray, tokenizer: Tokenizer, plan: EvaluationPlan) -> Extent:
+    """The raw text of the scored tokens of `plan`; words are counted in proportion to blanks."""
     if token_file.num_bytes is None:
         return Extent(None, None, None)
     pieces = tokenizer.pieces()
     every_V = count_tokens(token_file.tokens, len(pieces))
     scored_V = np.zeros_like(every_V)
-    for tokens in _scored(token_file, walk):
+    for tokens in _scored(token_file, plan):
         scored_V += count_tokens(tokens, len(pieces))
 
     bytes_V = np.array([len(piece) for piece in pieces])
@@ -59,15 +59,15 @@ def scored_text(token_file: TokenFile | TokenArray, tokenizer: Tokenizer, walk: 
     )
 
 
-def scored_unknown(token_file: TokenFile | TokenArray, tokenizer: Tokenizer, walk: Walk) -> int:
+def scored_unknown(token_file: TokenFile | TokenArray, tokenizer: Tokenizer, plan: EvaluationPlan) -> int:
     """How many of the scored tokens are the vocabulary's `<unk>`."""
     if tokenizer.unknown_id is None:
         return 0
-    return sum(int(np.count_nonzero(tokens == tokenizer.unknown_id)) for tokens in _scored(token_file, walk))
+    return sum(int(np.count_nonzero(tokens == tokenizer.unknown_id)) for tokens in _scored(token_file, plan))
 
 
-def _scored(token_file: TokenFile | TokenArray, walk: Walk) -> Iterator[np.ndarray]:
-    for lane in walk.lanes:
+def _scored(token_file: TokenFile | TokenArray, plan: EvaluationPlan) -> Iterator[np.ndarray]:
+    for lane in plan.lanes:
         first = lane.start + 1
         yield token_file.tokens[first : first + lane.length]
 

@@ -21,7 +21,7 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Walk:
+class EvaluationPlan:
     """The lanes of an evaluation, and its divisor."""
 
     lanes: tuple[Lane, ...]
@@ -34,7 +34,7 @@ class Walk:
         return sum(lane.length for lane in self.lanes)
 
 
-def every_token(num_tokens: int, batch_size: int, block_length: int) -> Walk:
+def every_token(num_tokens: int, batch_size: int, block_length: int) -> EvaluationPlan:
     """Every token is scored once, except the first, which has no context.
 
     The lanes have almost equal lengths; the longer ones come first.
@@ -46,10 +46,10 @@ def every_token(num_tokens: int, batch_size: int, block_length: int) -> Walk:
     lanes = tuple(
         Lane(b * shorter + min(b, longer_lanes), shorter + (b < longer_lanes)) for b in range(num_lanes)
     )
-    return Walk(lanes, pairs, "the first token has no context")
+    return EvaluationPlan(lanes, pairs, "the first token has no context")
 
 
-def adaptive_span(num_tokens: int, batch_size: int, block_length: int) -> Walk:
+def adaptive_span(num_tokens: int, batch_size: int, block_length: int) -> EvaluationPlan:
     """Equal rows in full blocks; a rest that is shorter than a block and its target is not scored.
 
     All blocks have the same size, so the original's mean of block means is the mean over tokens.
@@ -58,28 +58,30 @@ def adaptive_span(num_tokens: int, batch_size: int, block_length: int) -> Walk:
     row = num_tokens // batch_size
     blocks = (row - 1) // block_length
     lanes = tuple(Lane(b * row, blocks * block_length) for b in range(batch_size))
-    return Walk(
+    return EvaluationPlan(
         lanes,
         batch_size * blocks * block_length,
         f"the first token of each row, and the rest after {blocks:,} full blocks",
     )
 
 
-def transformer_xl(num_tokens: int, batch_size: int, block_length: int) -> Walk:
+def transformer_xl(num_tokens: int, batch_size: int, block_length: int) -> EvaluationPlan:
     """Equal rows, the last block may be shorter: every token of a row except its first."""
     _at_least(num_tokens, 2 * batch_size)
     row = num_tokens // batch_size
     lanes = tuple(Lane(b * row, row - 1) for b in range(batch_size))
-    return Walk(lanes, batch_size * (row - 1), "the first token of each row, and the rest after equal rows")
+    return EvaluationPlan(
+        lanes, batch_size * (row - 1), "the first token of each row, and the rest after equal rows"
+    )
 
 
-def sha_rnn(num_tokens: int, batch_size: int, block_length: int) -> Walk:
-    """As `transformer_xl`, but divided by the length of the rows, although one token less is scored."""
-    walk = transformer_xl(num_tokens, batch_size, block_length)
-    return Walk(walk.lanes, walk.tokens + batch_size, walk.skipped_because)
+def sha_rnn(num_tokens: int, batch_size: int, block_length: int) -> EvaluationPlan:
+    """Like `transformer_xl`, but divided by the length of the rows, although one token less is scored."""
+    plan = transformer_xl(num_tokens, batch_size, block_length)
+    return EvaluationPlan(plan.lanes, plan.tokens + batch_size, plan.skipped_because)
 
 
-PROTOCOLS: Mapping[str, Callable[[int, int, int], Walk]] = {
+PROTOCOLS: Mapping[str, Callable[[int, int, int], EvaluationPlan]] = {
     "every-token": every_token,
     "adaptive-span": adaptive_span,
     "transformer-xl": transformer_xl,

@@ -11,14 +11,14 @@ from typing import Any
 class Score:
     """Nats over the scored tokens, and the denominators that turn them into the usual figures.
 
-    `bytes`, `characters` and `words` measure the raw text that the scored tokens stand for; a word is what
-    whitespace separates, and so is the end of a line. Figures over them can be compared across tokenizers
-    that lose nothing. Where text is lost, in lower case or in the `unknown` tokens that are `<unk>`, they
-    come out too low: the text counts, but the model does not have to tell it.
-    Where a model was given tokens and nobody knows their text they are None, and so are the figures over them
-    not numbers (nan); `figures` leaves them out.
+    `bytes`, `characters` and `words` measure the raw text of the scored tokens. Words are separated by
+    whitespace, and the end of a line counts as a word. Figures over them can be compared across tokenizers
+    that lose nothing. With a tokenizer that loses text, by lower case or by `<unk>` (`unknown` counts these
+    tokens), the figures are too low: lost text is in the denominator, but the model does not predict it.
+    If a model was given tokens and the text is unknown, the three are None, and the figures over them are
+    NaN; `figures` leaves them out.
     `divisor` is what the protocol divides by: the number of tokens scored, except under `sha-rnn`.
-    A figure beyond the range of numbers is infinite.
+    A figure too large for a float is infinite.
     """
 
     nats: float
@@ -65,7 +65,7 @@ class Score:
         return _per(self.nats / math.log(2), self.characters)
 
     def figures(self) -> dict[str, Any]:
-        """All that is known, as JSON can say it: the finite figures, then what they were made from."""
+        """All finite figures, then the values they were computed from, as JSON values."""
         derived = {
             "bits_per_byte": self.bits_per_byte,
             "bits_per_character": self.bits_per_character,
@@ -86,7 +86,7 @@ def _exp(value: float) -> float:
 
 
 def _per(amount: float, count: int | None) -> float:
-    """Infinite where a text is too short to hold one word, not a number where nobody knows the text."""
+    """Infinite if the text is shorter than one word, NaN if the text is unknown."""
     if count is None:
         return math.nan
     return amount / count if count else math.inf

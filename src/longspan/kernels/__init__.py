@@ -1,1 +1,1 @@
-"""Operations that have a slow specification and fast paths: one folder each."""
+"""Operations with a slow specification and fast backends, one folder each."""

@@ -1,4 +1,4 @@
-"""C++ code, compiled for this machine's processor when it is first needed and kept for the next run."""
+"""C++ code, compiled for this machine's CPU when it is first needed and kept for the next run."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _compiled_anew(command: list[str | Path], made: Path) -> ctypes.CDLL:
 
 
 def _identity(command: list[str], source: Path) -> str:
-    """A hash of the command, the source, and the macros that compiler and processor define."""
+    """A hash of the command, the source, and the macros that compiler and CPU define."""
     parts = [shlex.join(command).encode(), _run([*command, "-dM", "-E", "-x", "c++", "/dev/null"])]
     return hashlib.sha256(b"\n".join([*parts, source.read_bytes()])).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""A split whose backward pass copies nothing if the gradients lie in one tensor already."""
+"""A split whose backward pass copies nothing if the gradients are already parts of one tensor."""
 
 from __future__ import annotations
 

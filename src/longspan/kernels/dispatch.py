@@ -20,7 +20,7 @@ _forced: ContextVar[Path | None] = ContextVar("forced path", default=None)
 def forced(path: Path | None) -> Iterator[None]:
     """Inside, every forward pass takes this path on any device; None lets each operation choose.
 
-    A state in its decoding form belongs to the path that it was made for.
+    A decoding state can be used only with the path for which it was made.
     """
     token = _forced.set(path)
     try:

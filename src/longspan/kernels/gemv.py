@@ -1,7 +1,7 @@
-"""W x + b for very few rows x on a GPU, with everything that is added to it, in one kernel.
+"""W x + b for small batches x on a GPU, with a residual added, in one kernel.
 
-Such a product takes as long as reading W, if enough programs read it at a time. A decoding step is little
-more than a chain of such products, so every kernel that is not launched counts.
+Such a product takes as long as reading W, if enough programs read it in parallel. A decoding step is mostly
+a chain of such products, so fewer kernel launches make it faster.
 
 Shapes: N rows, D width in, E width out.
 """

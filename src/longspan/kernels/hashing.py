@@ -15,7 +15,7 @@ def new_seed(device: torch.device) -> Tensor:
 
 @triton.jit
 def mixed(x):
-    """A hash of 32 bits in which every bit of x moves every other."""
+    """A 32-bit hash in which every bit of x affects every bit of the result."""
     x = x.to(tl.uint32)
     x ^= x >> 16
     x *= 0x7FEB352D
@@ -27,7 +27,7 @@ def mixed(x):
 
 @triton.jit
 def kept_places(row_key, place, threshold):
-    """Which columns of some rows dropout keeps; a row's key is its number and the seed, mixed."""
+    """Which columns of some rows dropout keeps; a row's key is a hash of its number and the seed."""
     x = (row_key[:, None] ^ place.to(tl.uint32)[None, :]) * 0x7FEB352D
     x ^= x >> 15
     return x * 0x846CA68B >= tl.cast(threshold, tl.uint32)  # a threshold of 1 is no tensor

@@ -39,7 +39,7 @@ class FixedProduct:
 
     On a CPU torch's library computes such a product on one core. Here W is cut into parts, each for a part of
     the result: a batch of products is divided among all cores. W is the left operand, so that its rows are
-    read in the order in which they lie. On a GPU it is one kernel (`gemv.py`).
+    read in storage order. On a GPU it is one kernel (`gemv.py`).
     """
 
     def __init__(self, weight_ED: Tensor, bias_E: Tensor | None = None) -> None:

@@ -3,11 +3,11 @@
     normed_sum      y = LN(h + dropout(out))
     feed_forward    y = LN(h + dropout'(W2 dropout(relu(W1 h + b1)) + b2))
 
-Apart from the products the time goes into reading and writing, so a kernel computes everything that it can
-from what it has read: with the gradient of the sum those of the norm's weights and of b2, with the gradient
-through relu and dropout that of b1. Every program sums them for its rows, then programs are summed: the order
-of sums is always the same. What relu or dropout has set to zero gets no gradient, so of the wide layer only
-the input of W2 is saved, and it and its gradient are computed in place.
+Apart from the products, most time is memory traffic. So the kernel for the gradient of the sum also computes
+those of the norm's weights and of b2, and the kernel for relu and dropout that of b1. Every program sums them
+for its rows, then programs are summed: the order of sums is always the same. Elements that are zero after
+relu or dropout get no gradient, so of the wide layer only the input of W2 is saved. It and its gradient are
+computed in place.
 
 Shapes: N rows, D width, E inner width, P programs; BN, BD, BE, BP of a tile.
 """
@@ -25,20 +25,20 @@ from torch.autograd.function import once_differentiable
 from longspan.kernels.hashing import kept_places, mixed, new_seed
 
 ROW_NUMBERS, ROW_PROGRAMS = 1024, 1024
-"""Of a norm: numbers of a tile of whole rows, and programs that sum up gradients."""
+"""Norm: elements in a tile of whole rows, and programs that sum gradients."""
 
 WIDE_ROWS, WIDE_COLUMNS, WIDE_PROGRAMS = 16, 128, 64
-"""Of the wide layer's gradient: its tile, and programs to a column."""
+"""Gradient of the wide layer: its tile, and programs per column."""
 
 PAIRS = 512
-"""Of the wide layer: pairs of numbers that a program takes. One hash is enough for two."""
+"""Wide layer: pairs of elements per program. One hash serves two elements."""
 
 PARTS = 128
-"""Of a sum over programs: how many at a time."""
+"""Sum over programs: how many at a time."""
 
 
 class Norm(NamedTuple):
-    """LN, with what is dropped before it."""
+    """LN, and the dropout before it."""
 
     weight_D: Tensor
     bias_D: Tensor
@@ -47,7 +47,7 @@ class Norm(NamedTuple):
 
 
 def normed_sum(h: Tensor, out: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
-    """In `dtype`; the sum is not rounded before the norm."""
+    """The result has `dtype`; the sum is not rounded before the norm."""
     y: Tensor = _NormedSum.apply(h, out, *norm, dtype)  # type: ignore[no-untyped-call]
     return y
 
@@ -63,7 +63,7 @@ def feed_forward(
     dropout: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """In `dtype`, as are both products."""
+    """The result and both products have `dtype`."""
     weights = (w1_ED, b1_E, w2_DE, b2_D)
     y: Tensor = _FeedForward.apply(h, *weights, *norm, dropout, dtype)  # type: ignore[no-untyped-call]
     return y
@@ -140,7 +140,7 @@ class _FeedForward(torch.autograd.Function):
 
 
 def _normed(h: Tensor, out: Tensor, norm: Norm, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
-    """y, every row's mean and one over its deviation, and the seed of what was dropped."""
+    """y, the mean and 1 / deviation of every row, and the seed of the dropout."""
     width = h.shape[-1]
     rows = h.numel() // width
     y, stats_2N = torch.empty_like(h, dtype=dtype), h.new_empty(2, rows, dtype=torch.float32)
@@ -185,7 +185,7 @@ def _relu_and_drop(inner_NE: Tensor, dropout: float) -> None:
 
 
 def _relu_gradient(dinner_NE: Tensor, inner_NE: Tensor, dropout: float) -> Tensor:
-    """In place; returned is the sum over rows."""
+    """In place; returns the sum over rows."""
     rows, width = inner_NE.shape
     programs = max(1, min(WIDE_PROGRAMS, triton.cdiv(rows, WIDE_ROWS)))
     sums_PE = inner_NE.new_empty(programs, width, dtype=torch.float32)
@@ -209,7 +209,7 @@ def _row_tile(width: int) -> dict[str, int]:
 
 
 def _drops(dropout: float, bits: int) -> dict[str, Any]:
-    """Dropped is what has a hash below a threshold: the probability in this many bits."""
+    """Elements whose hash is below a threshold are dropped: the probability in this many bits."""
     threshold = int(dropout * 2**bits)
     keep_scale = 1 / (1 - threshold / 2**bits)
     return {"threshold": threshold, "keep_scale": keep_scale, "HAS_DROPOUT": dropout > 0}

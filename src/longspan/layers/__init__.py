@@ -1,1 +1,1 @@
-"""The parts that models are made of: one idea a file."""
+"""The layers that models are made of, one idea per file."""

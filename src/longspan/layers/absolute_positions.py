@@ -1,4 +1,4 @@
-"""Where a token stands in its text. Shapes: B batch, T block, D width."""
+"""Learned absolute positions. Shapes: B batch, T block, D width."""
 
 from __future__ import annotations
 

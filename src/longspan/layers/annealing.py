@@ -1,4 +1,4 @@
-"""How even a mixture of candidates is, and how that changes while a model learns."""
+"""The temperature of a search, annealed over updates."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class AnnealedTemperature(nn.Module):
     """tau falls from `start` to `end` over `steps` updates and stays there.
 
     With x = min(1, updates / steps) it is start (end / start)^x or, linear, start + (end - start) x.
-    The count is a tensor, saved with the weights: no forward pass asks the device, and a run that goes on
-    does so at the temperature it had.
+    The count is a tensor, saved with the weights: no forward pass synchronises, and a resumed run continues
+    at the same temperature.
     """
 
     updates: Tensor

@@ -34,19 +34,19 @@ from longspan.state import State
 class Attention(AttentionHeads):
     """u = LN(h + Wo attention(Wq x, Wk [memory; x], Wv [memory; x])) with x = h; no biases.
 
-    With `norm_first` u = h + Wo attention(...) with x = LN(h). With `qk_norm` queries and keys are normed in
-    every head. `norm` makes the norm that LN stands for. A position sees itself only with `sees_itself`.
+    With `norm_first` u = h + Wo attention(...) with x = LN(h). With `qk_norm` queries and keys have a norm
+    in every head. `norm` creates the norm LN. A position sees itself only with `sees_itself`.
     Every head may also see the vectors of `persistent`.
 
     The state has one of three forms of memory:
 
     | form | kept | file |
     |---|---|---|
-    | "hidden" | the last x (with `norm_recalled` h), projected anew in every block | hidden_memory |
-    | "hidden", for decoding | its keys and values, while the weights stay fixed | projected_memory |
-    | "keys-values" | keys and values as they were when they were read | kv_cache |
+    | "hidden" | the last x (with `norm_recalled` h), projected again in every block | hidden_memory |
+    | "hidden", for decoding | its keys and values, while the weights are fixed | projected_memory |
+    | "keys-values" | keys and values of the tokens when they were read | kv_cache |
 
-    With "keys-values" the weights learn from keys and values within their own block only.
+    With "keys-values" gradients reach the keys and values of the current block only.
     A text begins with a memory of zeros that take part in the softmax, or, with `empty_start`, with nothing:
     the state then counts the rows that are filled.
     """
@@ -64,13 +64,13 @@ class Attention(AttentionHeads):
     def compile_parts(self) -> None:
         """Compile what comes before the projection and after the sum over heads, unless kernels do it.
 
-        What lies between changes its shapes with the windows.
+        The shapes of the operations between them change with the windows.
         """
         self._normed = torch.compile(self._normed)  # type: ignore[method-assign]
         if self.norm_first or not kernels_for(self.norm, self.query.weight, self.output_dropout):
             self._add_residual = torch.compile(self._add_residual)  # type: ignore[method-assign]
 
-    @torch.compiler.disable(reason="windows move while spans are learned: it would compile again and again")
+    @torch.compiler.disable(reason="windows change while spans are learned: every change would compile again")
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         x_BTD = self._normed(h_BTD)
         block, num_queries = h_BTD.shape[1], h_BTD.shape[0] * h_BTD.shape[1]
@@ -106,7 +106,7 @@ class Attention(AttentionHeads):
     def decoding_state(self, state: State) -> State:
         device = next(iter(state.flatten().values()))
         if not self._can_keep_projections() or self._backend_cuts_windows(device):
-            return state  # in the latter case it has every head's keys and values already
+            return state  # a KV cache already has every head's keys and values
         past = self._recall(state, self._head_groups(1, device))
         return State({"past": projected_memory.branch(past), **self._counters(state, new_tokens=0)})
 
@@ -146,7 +146,7 @@ class Attention(AttentionHeads):
         return step
 
     def _can_keep_projections(self) -> bool:
-        """Not if a text begins with zeros that are normed when they are recalled: the norm has biases."""
+        """False if a text begins with zeros and the memory is normed: the norm has biases."""
         return self.empty_start or not self.norm_recalled
 
     def _context(
@@ -169,7 +169,7 @@ class Attention(AttentionHeads):
         )
 
     def _recall(self, state: State, heads: HeadGroups, weights: OrderedWeights | None = None) -> list[Tensor]:
-        """For every group of heads the keys and values of what it sees of the memory, [B, M, 2G, K]."""
+        """For every group of heads the keys and values of the memory that it sees, [B, M, 2G, K]."""
         if "past" in state:
             return projected_memory.by_group(state)
         memory, reaches = state.tensor("memory"), heads.reaches
@@ -227,7 +227,7 @@ class Attention(AttentionHeads):
 
 
 def _recalled(longest: int, shape: Shape) -> float:
-    """How much of its memory a block reads; on average, where a text is cut into contexts."""
+    """How many rows of its memory a block reads; the mean, if a text is cut into contexts."""
     if shape.context is None:
         return longest
     starts = range(0, shape.context, shape.block_length)

@@ -67,7 +67,7 @@ class AttentionHeads(Block):
         self.span = span
         if not positions.shared:
             self.positions = positions
-        self._positions = (positions,)  # in a tuple those that the model owns are not registered again
+        self._positions = (positions,)  # in a tuple, so that positions of the model are not registered again
         self.persistent = persistent
         self.dropout = dropout
         self.output_dropout = output_dropout
@@ -78,7 +78,7 @@ class AttentionHeads(Block):
         self.keeps_keys = memory == "keys-values"
 
     def _head_groups(self, block: int, x: Tensor) -> HeadGroups:
-        """How far each head is computed on the device of `x`, and which heads are computed together."""
+        """The window of each head on the device of `x`, and which heads are computed together."""
         if self._backend_cuts_windows(x):
             depth = self.span.memory_length
             alone = [[head] for head in range(self.num_heads)]
@@ -87,16 +87,16 @@ class AttentionHeads(Block):
         return HeadGroups(windows_H, head_groups(windows_H, kinds_H=self._group_kinds()))
 
     def _windows(self, block: int) -> tuple[int, ...]:
-        """How far each head must be computed: no further than its keys are kept."""
+        """The window of each head, at most as long as its KV cache."""
         windows_H = self.span.windows_for(block)
         return tuple(map(min, windows_H, self.span.caps)) if self.keeps_keys else windows_H
 
     def _group_kinds(self) -> tuple[int, ...] | None:
-        """Heads of a group must look equally far where no span hides what is too far, or it was not kept."""
+        """Heads of a group must have the same cap if no span hides distant keys, or if keys are cached."""
         return self.span.caps if self.keeps_keys or not self.span.is_soft else None
 
     def _backend_cuts_windows(self, x: Tensor) -> bool:
-        """Whether only kernels compute anything per distance: they cut windows to spans themselves."""
+        """Whether only kernels compute per distance: they cut windows to spans themselves."""
         nothing_per_distance = self.keeps_keys and not self._positions[0].has_keys
         return nothing_per_distance and self.span.windows_follow_spans and cuts_windows(x, self.head_width)
 

@@ -1,4 +1,4 @@
-"""What every block of a stack is: `(h_BTD, state) -> (h_BTD, state)`. B batch, T block, D width."""
+"""The interface of all blocks of a stack: `(h_BTD, state) -> (h_BTD, state)`. B batch, T block, D width."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from longspan.errors import UserError
 from longspan.state import State
 
 Step: TypeAlias = "Callable[[Tensor], Tensor]"
-"""Single tokens through a block, h_1BD -> h_1BD: the texts stand side by side, as rows of one product."""
+"""Single tokens through a block, h_1BD -> h_1BD: texts are rows of one matrix product."""
 
 
 class Block(nn.Module, ABC):
@@ -29,22 +29,22 @@ class Block(nn.Module, ABC):
         """The hidden states after this block, and its state after them."""
 
     def shape_key(self) -> Hashable:
-        """What decides, besides the shapes that go in, which operations `forward` runs on which shapes."""
+        """Everything, besides input shapes, that decides which operations `forward` runs on which shapes."""
         return ()
 
     def compile_parts(self) -> None:
-        """Compile what has the same shapes from step to step: all of a block, unless it says otherwise."""
+        """Compile what has the same shapes in every step: by default the whole block."""
         self.compile()
 
     def decoding_state(self, state: State) -> State:
-        """The same state in the form that makes single tokens cheap while the weights stay fixed."""
+        """The same state in a form that makes single tokens cheap while the weights are fixed."""
         return state
 
     def step_from(self, state: State) -> Step | None:
-        """`forward` for single tokens, going on from a state and keeping it to itself.
+        """`forward` for single tokens: it starts from a state and updates its own copy.
 
-        For evaluation while the weights stay fixed: what does not depend on the token may be prepared. On a
-        GPU a step can be recorded: all that it keeps stays where it is. None where there is no such step.
+        For evaluation with fixed weights: what does not depend on the token may be prepared. On a GPU a step
+        can be captured as a CUDA graph; its buffers keep their addresses. None if there is no such step.
         """
         return carried(self, self.decoding_state(state))
 

@@ -14,7 +14,7 @@ from longspan.state import State
 class Boom(Block):
     """out = LN(h) + dropout(sum_n u_n) with u = dropout(gelu(W LN'(h) + b)) cut into pieces u_n of width D.
 
-    The sum stands where others have a second matrix. The residual is normed, by a norm of its own.
+    The sum replaces the second matrix of other feed-forward blocks. The residual has its own norm.
     """
 
     def __init__(self, width: int, inner_width: int, *, dropout: float, epsilon: float) -> None:
@@ -26,7 +26,7 @@ class Boom(Block):
 
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         width = h_BTD.shape[-1]
-        whole = self.expand.out_features // width * width  # what fills no piece takes no part
+        whole = self.expand.out_features // width * width  # an incomplete last piece is not used
         inner = _gelu(F.linear(self.norm(h_BTD), self.expand.weight[:whole], self.expand.bias[:whole]))
         inner = dropout(inner, self.dropout, self.training)
         sum_BTD = torch.unflatten(inner, -1, (-1, width)).sum(dim=-2)
@@ -34,5 +34,5 @@ class Boom(Block):
 
 
 def _gelu(x: Tensor) -> Tensor:
-    """The quick approximation the original was trained with, not torch's gelu."""
+    """The approximation that the original was trained with, not torch's gelu."""
     return x * torch.sigmoid(1.702 * x)

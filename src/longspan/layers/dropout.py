@@ -1,4 +1,4 @@
-"""Dropout that costs little where it is compiled with what surrounds it, and dropout that grows."""
+"""Dropout that is cheap in compiled code, and dropout that grows over epochs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 FRESH, STALE = 3, 19
-"""Epochs without added dropout, and the epoch, counted from 1, from which on there is all of it."""
+"""Epochs without added dropout, and the first epoch, counted from 1, with all of it."""
 
 
 class GrowingDropout(nn.Module):
-    """Dropout that grows from `least` to `most` as a text is read again and again.
+    """Dropout that grows from `least` to `most` over the epochs.
 
-    A number on the device, since a captured CUDA graph is replayed in every epoch.
+    The probability is on the device, since a captured CUDA graph is replayed in every epoch.
     """
 
     probability: Tensor
@@ -38,13 +38,13 @@ class GrowingDropout(nn.Module):
 
 
 Dropout: TypeAlias = "float | GrowingDropout"
-"""A probability that stays, or one that grows."""
+"""A fixed probability, or one that grows."""
 
 
 def dropout(x: Tensor, probability: Dropout, training: bool) -> Tensor:
-    """torch's dropout; in compiled code for a GPU, by a hash of the place of every number.
+    """torch's dropout; in compiled code for a GPU, by a hash of the index of every element.
 
-    There the generator of torch takes longer than reading and writing the numbers.
+    There torch's generator takes longer than reading and writing the elements.
     """
     if isinstance(probability, GrowingDropout):
         return probability(x) if training else x
@@ -54,7 +54,7 @@ def dropout(x: Tensor, probability: Dropout, training: bool) -> Tensor:
 
 
 def hashed_dropout(x: Tensor, probability: float | Tensor) -> Tensor:
-    """Dropout by a hash of 32 bits, seeded by one number of torch's generator."""
+    """Dropout by a 32-bit hash, seeded by one number of torch's generator."""
     seed = torch.randint(2**31, (), dtype=torch.int32, device=x.device)
     mixed = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape) ^ seed
     mixed = (mixed ^ _shifted(mixed, 16)) * 0x7FEB352D
@@ -65,5 +65,5 @@ def hashed_dropout(x: Tensor, probability: float | Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Shifted right as numbers without a sign, which torch does not have."""
+    """Logical shift to the right, which torch does not have."""
     return (x >> bits) & (2 ** (32 - bits) - 1)

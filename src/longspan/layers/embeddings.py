@@ -1,4 +1,4 @@
-"""Token embeddings that spend their width where the words are frequent.
+"""Token embeddings that are wider for frequent words.
 
 Shapes: B batch, T block, D width, V vocabulary, K width of a cluster's table, S words in a cluster.
 """
@@ -70,7 +70,7 @@ class AdaptiveEmbedding(nn.Module):
             return x_BTD * math.sqrt(self.width)
         # Each cluster reads every token and keeps its own: shapes do not depend on the text, and since the
         # tables become narrow so quickly this costs little more than the first cluster alone.
-        # What lies outside the vocabulary belongs to the first or the last, which have no such row: an error.
+        # A token outside the vocabulary indexes a missing row of the first or last table and raises.
         parts, outside = [], sys.maxsize
         for number, (start, end) in enumerate(pairwise([-outside, *self.bounds[1:-1], outside])):
             inside_BT = (tokens_BT >= start) & (tokens_BT < end)
@@ -97,7 +97,7 @@ class AdaptiveEmbedding(nn.Module):
 
 
 def cluster_bounds(vocabulary_size: int, cutoffs: Sequence[int]) -> list[int]:
-    """Where each cluster begins, and at last the size of the vocabulary."""
+    """The first word of each cluster, then the size of the vocabulary."""
     bounds = [0, *cutoffs, vocabulary_size]
     if any(start >= end for start, end in pairwise(bounds)):
         raise UserError(

@@ -20,8 +20,8 @@ from longspan.state import State
 class FeedForward(Block):
     """FF(u) = W2 dropout(activation(W1 u + b1)) + b2, with a residual; `output_dropout` acts on FF(u).
 
-    Post-norm: out = LN(u + FF(u)). Pre-norm: out = u + FF(LN(u)). `norm` makes the norm that LN stands for.
-    A `gated` one has W2 dropout(activation(W1 u + b1) (V u + c)) + b2 in its place (Shazeer, 2020).
+    Post-norm: out = LN(u + FF(u)). Pre-norm: out = u + FF(LN(u)). `norm` creates the norm LN.
+    With `gated`, FF(u) = W2 dropout(activation(W1 u + b1) (V u + c)) + b2 (Shazeer, 2020).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A block that learns which of several blocks it wants to be.
+"""A block that is a mixture of candidate blocks with learned weights.
 
 Shapes: B batch, T block, D width, K candidates.
 """
@@ -20,13 +20,13 @@ from longspan.state import State
 class GumbelBlock(Block):
     """out = sum_k w_k candidate_k(h),  w = softmax((log pi + g) / tau)  (Mandava et al., 2020, section 3).
 
-    g is Gumbel noise in training, one draw for all that is read at once, and 0 in evaluation. With
-    "straight-through" sampling the forward pass in training has the one-hot vector of the largest w in its
-    place, and the backward pass does not know.
+    g is Gumbel noise in training, one draw per forward pass, and 0 in evaluation. With "straight-through"
+    sampling the forward pass in training uses the one-hot vector of the largest w instead of w, and the
+    backward pass uses the soft w.
 
     Every candidate has its own residual and norm, and its own branch of the state: attention remembers the
-    block's input whether it is wanted or not. In evaluation, while `chosen` names a candidate, the block is
-    that candidate alone; the memory of another, which nobody reads then, stays as it is.
+    block's input even if its weight is small. In evaluation, while `chosen` names a candidate, only that
+    candidate is computed; the memories of the others are not used and do not change.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ class HeadGroups:
 
     @cached_property
     def order(self) -> list[int]:
-        """All heads, those of a group next to each other."""
+        """All heads; heads of a group are adjacent."""
         return [head for heads in self.groups for head in heads]
 
     @cached_property

@@ -1,7 +1,7 @@
 """Memory of hidden states: the last inputs of a layer, oldest first.
 
-They are projected anew with the current weights in every block, for every group of heads only as far back as
-it sees. Rows lie in memory position by position, all texts of a position together.
+They are projected with the current weights in every block, for every group of heads only as far back as it
+sees. Storage is position-major: the rows of all texts at one position are adjacent.
 
 Shapes: B batch, M memory, T block, D width, X width of a group's keys and values.
 """
@@ -25,7 +25,7 @@ def empty(weight: Tensor, batch_size: int, length: int) -> Tensor:
 def project(
     memory_BMD: Tensor, reaches: Sequence[int], weights_XD: Sequence[Tensor], norm: nn.Module | None
 ) -> list[Tensor]:
-    """For every group its matrix times the last rows that it reaches, [B, M, X]; `norm` comes before."""
+    """For every group its matrix times the last rows that it reaches, [B, M, X]; `norm` is applied first."""
     if not torch.is_autocast_enabled(memory_BMD.device.type):
         memory_BMD = memory_BMD.to(weights_XD[0].dtype)  # it may have been filled under autocast
     projected = []
@@ -47,7 +47,7 @@ def project_end_to_end(
 def appended(old: Tensor, new: Tensor, length: int) -> Tensor:
     """The last `length` rows of old and new together."""
     kept, new = last(old, max(0, length - new.shape[1])), last(new, length)
-    # Written into a tensor of the memory's layout: `cat` would be slow, since new rows lie text by text.
+    # Written into a tensor of the memory's layout: `cat` would be slow, since new rows are batch-major.
     rows = new.new_empty(kept.shape[1] + new.shape[1], new.shape[0], *new.shape[2:]).transpose(0, 1)
     # `narrow` and not an index: an index of all rows is no view, and autograd refuses to write into it.
     rows.narrow(1, 0, kept.shape[1]).copy_(kept)
@@ -56,5 +56,5 @@ def appended(old: Tensor, new: Tensor, length: int) -> Tensor:
 
 
 def last(x_BMX: Tensor, rows: int) -> Tensor:
-    """The last so many rows, or all if there are fewer; none for 0."""
+    """The last `rows` rows, or all if there are fewer; none for 0."""
     return x_BMX[:, max(0, x_BMX.shape[1] - rows) :]

@@ -1,4 +1,4 @@
-"""A layer beside the embedding: `(tokens_BT, state) -> (e_BTD, state)`. B batch, T block, D width."""
+"""An additional embedding layer: `(tokens_BT, state) -> (e_BTD, state)`. B batch, T block, D width."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from longspan.state import State
 
 
 class InputLayer(nn.Module, ABC):
-    """What it gives is added to the embeddings of the tokens. A layer without memory has an empty state."""
+    """Its output is added to the embeddings of the tokens. A layer without memory has an empty state."""
 
     def initial_state(self, batch_size: int) -> State:
         """The state of `batch_size` texts that have not begun."""
@@ -21,5 +21,5 @@ class InputLayer(nn.Module, ABC):
         """What to add to the embeddings, and the state after these tokens."""
 
     def compile_parts(self) -> None:
-        """Compile what has the same shapes from step to step: all of it, unless a layer says otherwise."""
+        """Compile what has the same shapes in every step: by default the whole layer."""
         self.compile()

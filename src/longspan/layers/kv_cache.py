@@ -1,9 +1,9 @@
-"""Memory of keys and values: those of every head, one head after the other in a single tensor.
+"""KV cache: the keys and values of all heads, one head after the other in a single tensor.
 
-They are kept as they were when they were read: nothing is projected twice. A head remembers no further than
-it may ever look, its cap: a memory of depth m holds the last min(cap, m) positions of every head, oldest
-first. So a head that looks near costs next to nothing, and the number of rows alone tells the depth. Rows lie
-in memory position by position, all texts of a position together, as the GPU kernels read them.
+Nothing is projected twice. A head remembers no more positions than it may ever see, its cap: a memory of
+depth m holds the last min(cap, m) positions of every head, oldest first. So a head with a short span costs
+little, and the depth follows from the number of rows. Storage is position-major, as the GPU kernels read it:
+the rows of all texts at one position are adjacent.
 
 Shapes: B batch, R rows of all heads, M rows of one, T block, H heads, G heads of a group, X = 2H or 2G (keys
 of all heads, then their values), K head width.
@@ -26,13 +26,13 @@ def empty(like: Tensor, batch_size: int, caps: Sequence[int], depth: int, head_w
 
 
 def by_head(memory_BR2K: Tensor, caps: Sequence[int]) -> list[Tensor]:
-    """What every head remembers, [B, M, 2, K]: views of the memory."""
+    """The memory of every head, [B, M, 2, K]: views."""
     ends = list(accumulate(_lengths(caps, _depth(memory_BR2K.shape[1], caps)), initial=0))
     return [memory_BR2K[:, begin:end] for begin, end in pairwise(ends)]
 
 
 def by_group(memory_BR2K: Tensor, caps: Sequence[int], heads: HeadGroups) -> list[Tensor]:
-    """What every group of heads sees of the memory, [B, M, X, K]; heads of a group have one cap."""
+    """The part of the memory that every group of heads sees, [B, M, X, K]; heads of a group have one cap."""
     rows = by_head(memory_BR2K, caps)
     each = zip(heads.groups, heads.reaches, strict=True)
     return [_of_group([rows[head] for head in group], reach) for group, reach in each]
@@ -65,7 +65,7 @@ def _lengths(caps: Sequence[int], depth: int) -> list[int]:
 
 
 def _depth(rows: int, caps: Sequence[int]) -> int:
-    """The depth at which a memory has so many rows."""
+    """The depth at which a memory has `rows` rows."""
     rising = sorted(caps)
     for heads, (cap, below) in enumerate(zip(rising, accumulate(rising, initial=0), strict=False)):
         if rows <= below + cap * (len(caps) - heads):

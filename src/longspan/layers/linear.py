@@ -8,7 +8,7 @@ from longspan.kernels.linear import linear
 
 
 class Linear(nn.Linear):
-    """y = W x + b, which reads W as fast as the machine can when there is little else to do."""
+    """y = W x + b; for small batches a kernel that is limited only by the time to read W."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)

@@ -17,11 +17,11 @@ GRADIENT_SCALE = 1024.0  # keeps gradients of a mean over 65,536 tokens among th
 
 
 class LSTMBlock(ReadsChunks):
-    """out = dropout(LSTM(LN(h))): the LSTM's output takes the place of h, there is no residual.
+    """out = dropout(LSTM(LN(h))): the LSTM's output replaces h, there is no residual.
 
-    Under autocast cuDNN's LSTM computes in fp16, whichever half precision was asked for. Who asks for bf16
-    scales no loss, so there the LSTM's gradients are scaled here: times `GRADIENT_SCALE` where they come in,
-    divided by it where they leave. Those of its state stay as they are, since they go to an LSTM only.
+    Under autocast cuDNN's LSTM computes in fp16, also if autocast is set to bf16. With bf16 the loss is not
+    scaled, so the LSTM's gradients are scaled here: multiplied by `GRADIENT_SCALE` where they enter, divided
+    by it where they leave. Gradients of its state are not changed, since they go only to an LSTM.
     """
 
     def __init__(self, width: int, *, dropout: float, epsilon: float) -> None:
@@ -36,7 +36,7 @@ class LSTMBlock(ReadsChunks):
         return State({"hidden": zeros_BD, "cell": zeros_BD.clone()})
 
     def compile_parts(self) -> None:
-        """What goes into the LSTM and what comes out of it: itself it is one operation already."""
+        """The operations before and after the LSTM, which is one operation already."""
         self._enter, self._leave = torch.compile(_enter), torch.compile(_leave)
         self._flattened = torch.compile(_flattened)
 
@@ -63,7 +63,7 @@ class _LSTMReader(ChunkReader):
     def read(self, h_BTD: Tensor) -> Tensor:
         lstm = self.block.lstm
         x_TBD = self.block._enter(h_BTD, self.block.norm, self.dtype, self.scale)
-        # On a GPU all is in the precision it should be in; autocast would lay out the weights once more.
+        # On a GPU all tensors have the right dtype already; autocast would copy the weights again.
         with torch.autocast("cuda", enabled=False):
             out_TBD, *now = torch.lstm(
                 x_TBD, self.now, self._weights(), True, 1, 0.0, lstm.training, False, False
@@ -81,13 +81,13 @@ class _LSTMReader(ChunkReader):
         return [part.view_as(weight) for part, weight in zip(parts, own, strict=True)]
 
     def end(self) -> State:
-        # What is carried and added up stays in full precision.
+        # The carried state stays in full precision.
         hidden_BD, cell_BD = (new[0].to(old.dtype) for new, old in zip(self.now, self.before, strict=True))
         return State({"hidden": hidden_BD, "cell": cell_BD})
 
 
 def _precision(hidden_BD: Tensor) -> tuple[torch.dtype, float]:
-    """In which the LSTM will compute, and by how much its gradients want to be larger."""
+    """The dtype of the LSTM and its gradient scale."""
     if not (hidden_BD.is_cuda and torch.is_autocast_enabled("cuda")):
         return hidden_BD.dtype, 1.0
     asked = torch.get_autocast_dtype("cuda")
@@ -95,7 +95,7 @@ def _precision(hidden_BD: Tensor) -> tuple[torch.dtype, float]:
 
 
 def _flattened(weights: Sequence[Tensor], dtype: torch.dtype, scale: float) -> Tensor:
-    """One after the other, as cuDNN wants the weights of an LSTM to lie: it then takes them as they are."""
+    """All weights in one buffer, in the order of cuDNN, which then does not copy them."""
     return torch.cat([_scaled(weight, 1 / scale).to(dtype).flatten() for weight in weights])
 
 
@@ -113,7 +113,7 @@ def _scaled(x: Tensor, scale: float) -> Tensor:
 
 
 def _exchanged(x: Tensor) -> Tensor:
-    """Batch first from time first or the other way, in order in both passes: else an LSTM copies."""
+    """Exchange batch and time. The result is contiguous in both passes: otherwise an LSTM copies."""
     return _Exchanged.apply(x)  # type: ignore[no-untyped-call]
 
 

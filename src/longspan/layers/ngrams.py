@@ -1,4 +1,4 @@
-"""Embeddings of n-grams: the last few tokens together.
+"""Embeddings of n-grams, the last n tokens together.
 
 Shapes: B batch, T block, D width, E width of a table, N - 1 tokens before a block.
 """
@@ -22,7 +22,7 @@ class NgramEmbeddings(InputLayer):
     """sum_n E_n[k_n(d_{t-n+1} ... d_t)] for every n of `sizes`, with d = token + 1, and 0 before a text.
 
     k_n = (sum_i d_{t-i} m_n^i mod p) mod R, i = 0 ... n - 1, with a prime p far above the R rows of a table.
-    Where all n-grams fit into `rows`, each has a row of its own: m_n = V + 1, and R is their number. Else
+    If all n-grams fit into `rows`, each has its own row: m_n = V + 1, and R is their number. Otherwise
     they are hashed, with another multiplier for every n: two pairs that share a row by chance do not share
     rows as parts of triples. Tables begin at zero. The state holds the last N - 1 digits d, N the largest of
     `sizes`. Tables may be narrower than the model: their rows are concatenated, and a matrix that begins as
@@ -45,8 +45,8 @@ class NgramEmbeddings(InputLayer):
         super().__init__()
         self.dropout = dropout
         # On the device, where a replayed CUDA graph reads it.
-        self.silence: Tensor
-        self.register_buffer("silence", torch.zeros(()), persistent=False)
+        self.row_dropout: Tensor
+        self.register_buffer("row_dropout", torch.zeros(()), persistent=False)
         digits = vocabulary_size + 1
         self.sizes = tuple(sizes)
         self.multipliers = [digits if digits**n <= rows else pow(ROOT, n, PRIME) for n in sizes]
@@ -67,10 +67,10 @@ class NgramEmbeddings(InputLayer):
 
     def begin_epoch(self, number: int) -> None:
         """Epochs count from 0: a text that is read for the first time cannot have been memorised."""
-        self.silence.fill_(self.dropout if number > 0 else 0.0)
+        self.row_dropout.fill_(self.dropout if number > 0 else 0.0)
 
     def compile_parts(self) -> None:
-        """The arithmetic. Tables are left to torch, which adds up their gradients in one order always."""
+        """Only the arithmetic: for tables, torch without compilation adds up gradients in a fixed order."""
         self._rows = torch.compile(self._rows)  # type: ignore[method-assign]
 
     def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
@@ -79,16 +79,16 @@ class NgramEmbeddings(InputLayer):
         rows = self._rows(digits_BS, block)
         found = [table(rows_BT) for table, rows_BT in zip(self.tables, rows, strict=True)]
         # On a GPU reading the number would synchronise, and a captured graph is replayed in every epoch.
-        if self.training and self.dropout > 0 and (self.silence.is_cuda or self.silence > 0):
-            found = self._silenced(found)
+        if self.training and self.dropout > 0 and (self.row_dropout.is_cuda or self.row_dropout > 0):
+            found = self._dropped(found)
         out_BTD = reduce(torch.add, found) if self.widen is None else self.widen(torch.cat(found, dim=-1))
         return out_BTD, State({"before": digits_BS[:, block:]})
 
-    def _silenced(self, found: list[Tensor]) -> list[Tensor]:
+    def _dropped(self, found: list[Tensor]) -> list[Tensor]:
         """Dropout of whole rows: what is kept is scaled by 1 / (1 - p)."""
         draws_BT = (torch.rand(table_BTE.shape[:2], device=table_BTE.device) for table_BTE in found)
-        said_BT = ((draw_BT >= self.silence) / (1 - self.silence) for draw_BT in draws_BT)
-        return [table_BTE * s_BT[..., None] for table_BTE, s_BT in zip(found, said_BT, strict=True)]
+        scales_BT = ((draw_BT >= self.row_dropout) / (1 - self.row_dropout) for draw_BT in draws_BT)
+        return [table_BTE * s_BT[..., None] for table_BTE, s_BT in zip(found, scales_BT, strict=True)]
 
     def _rows(self, digits_BS: Tensor, block: int) -> list[Tensor]:
         """The row of each table for every token of the block that ends with the digits."""

@@ -1,4 +1,4 @@
-"""Persistent vectors: what a head sees besides the text. Shapes: H heads, P vectors, K head width."""
+"""Persistent vectors: learned keys and values. Shapes: H heads, P vectors, K head width."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from longspan.layers.select_heads import select_heads
 class PersistentMemory(nn.Module):
     """Learned keys and values per head, in the same softmax as those of the text.
 
-    They take the place of the feed-forward layer ("Augmenting Self-attention with Persistent Memory",
-    Sukhbaatar et al., 2019, section 3): knowledge that does not depend on the text. They are learned
-    1/sqrt(K) and 1/sqrt(P) small and used sqrt(K) and sqrt(P) times as large.
+    They replace the feed-forward layer ("Augmenting Self-attention with Persistent Memory", Sukhbaatar et
+    al., 2019, section 3): knowledge that does not depend on the text. Keys are multiplied by sqrt(K) and
+    values by sqrt(P) when they are used; their initial values are divided by the same factors.
     """
 
     def __init__(self, num_heads: int, size: int, head_width: int) -> None:

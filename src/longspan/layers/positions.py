@@ -1,4 +1,4 @@
-"""How distance counts in attention.
+"""Positions and distances in attention.
 
 Shapes: H heads, G some of them, W window, L longest distance, K head width, D width.
 """
@@ -26,29 +26,29 @@ class Terms(NamedTuple):
 
 
 class Positions(nn.Module, ABC):
-    """What attention adds to the score of content: the product of a query and a key of the distance."""
+    """The term that attention adds to the content score: the product of a query and a distance key."""
 
     shared: bool
     """Whether all layers use the same object, which the model then owns."""
 
     has_keys: bool = True
-    """Whether distances have keys, of which there is one for every distance in a window."""
+    """Whether there is a key for every distance in a window."""
 
     base: float | None = None
-    """Of the rotation by which positions turn queries and keys, if they do."""
+    """Base of RoPE; None without rotation."""
 
     @property
     def counts(self) -> bool:
-        """Whether the state counts the tokens that were read: only a rotation asks where the block begins."""
+        """Whether the state counts the tokens that were read; needed only by RoPE."""
         return self.base is not None
 
     @abstractmethod
     def terms(self, num_queries: int, window: int, heads: list[int]) -> Terms:
-        """For so many queries of some of the heads, over the `window` nearest distances."""
+        """The terms of some of the heads, for `num_queries` queries and the `window` nearest distances."""
 
 
 class NoPositions(Positions):
-    """Distance does not count: only the content of a key does."""
+    """No positions: the score depends only on the content of a key."""
 
     shared = False
     has_keys = False
@@ -77,7 +77,7 @@ class LearnedDistanceKeys(Positions):
 
 
 class QueryBiases(nn.Module):
-    """u and v: what every query of a head asks for, in the content and in the distance."""
+    """u and v: biases added to all queries of a head, in the content term and in the distance term."""
 
     def __init__(self, num_heads: int, head_width: int) -> None:
         super().__init__()

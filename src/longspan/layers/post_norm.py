@@ -23,8 +23,8 @@ def normed_sum(
 ) -> Tensor:
     """LN(h + dropout(out)), in the precision of products.
 
-    Products and one more sum follow, whose terms are no more exact than this. A residual stream in full
-    precision would be rounded for every product, and be twice as much to write and read.
+    Products and one more sum follow, whose terms have the same precision. A residual stream in full precision
+    would be rounded for every product, and would need twice the memory traffic.
     """
     dtype = product_dtype(h_BTD)
     if (kernels := kernels_for(norm, h_BTD, dropout)) is not None:

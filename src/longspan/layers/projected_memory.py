@@ -1,6 +1,6 @@
 """Memory in its decoding form: the projected keys and values of every group of heads.
 
-It takes the place of a memory of hidden states while the weights stay fixed. The state has a branch `past`
+It replaces a memory of hidden states while the weights are fixed. The state has a branch `past`
 with one tensor for every group, [B, M, X, K]: keys of its heads, then their values, oldest first.
 
 Shapes: B batch, M memory, T block, G heads of a group, X = 2G (2H in the block), K head width.

@@ -1,6 +1,6 @@
-"""The matrices around attention with their heads in order, and the projection of the memory on a GPU.
+"""The matrices around attention, permuted by heads, and the projection of the memory on a GPU.
 
-Each is one autograd function, where autograd by itself would run many small operations.
+Each is one autograd function: autograd by itself would run many small operations.
 
 Shapes: H heads, K head width, D width, B batch, M memory, N = M x B, X width of a group's keys and values.
 """
@@ -20,19 +20,19 @@ from longspan.layers.select_heads import index_of, indices_of
 
 
 class OrderedWeights(NamedTuple):
-    """Weight matrices of attention with their heads in order."""
+    """Weight matrices of attention, permuted so that heads of a group are adjacent."""
 
     qkv: Tensor
     """Rows of queries, keys and values."""
     out: Tensor
     recalled: list[Tensor]
-    """For every group that projects a memory its rows of keys and values."""
+    """For every group that projects a memory: its rows of keys and values."""
 
 
 def ordered_weights(
     qkv: Sequence[Tensor], out: Tensor, heads: HeadGroups, head_width: int, *, recalls: bool
 ) -> OrderedWeights:
-    """Heads that are computed together lie together, by the order of the matrices' rows and columns."""
+    """Permute rows and columns so that heads of a group are adjacent."""
     order, num_heads = heads.order, len(heads.order)
     pieces = [indices_of((0, 1, 2), order, num_heads)]
     pieces += [indices_of((1, 2), group, num_heads) for group in heads.groups if recalls]
@@ -109,7 +109,7 @@ def end_to_end(
 
 
 class _EndToEnd(torch.autograd.Function):
-    """Products are written, and their gradients read, where the attention kernels have them."""
+    """Products and their gradients are in the buffers that the attention kernels use."""
 
     @staticmethod
     def forward(

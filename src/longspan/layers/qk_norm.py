@@ -1,4 +1,4 @@
-"""Queries and keys of one length. Shapes: H heads, K head width."""
+"""QK-norm. Shapes: H heads, K head width."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torch import nn
 class QueryKeyNorm(nn.Module):
     """q = g_h q / rms(q),  k = k / rms(k), in every head (Henry et al., 2020).
 
-    Scores are then g_h sqrt(K) cos(q, k), whatever the weights have grown to. Each head learns its g, which
-    begins at 1: scores begin as large as those of independent normal q and k. `kernels/qk_norm_rope` uses it.
+    Scores are then g_h sqrt(K) cos(q, k), independent of the norms of the weights. Each head learns its g,
+    initially 1: scores are then as large as those of independent normal q and k. Used by
+    `kernels/qk_norm_rope`.
     """
 
     def __init__(self, num_heads: int) -> None:

@@ -1,4 +1,4 @@
-"""What attention layers compute with, kept for those who look inside (`longspan.inspection.attention`)."""
+"""Records the inputs of attention layers for inspection (`longspan.inspection.attention`)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import nn
 
-# One for the whole process, not one per thread: what is compiled can then tell at no cost that it is off.
+# One for the whole process, not one per thread: compiled code then tests at no cost whether it is off.
 _kept: dict[nn.Module, list[Any]] | None = None
 
 
 @contextmanager
 def recording() -> Iterator[dict[nn.Module, list[Any]]]:
-    """While it lasts, attention layers keep what they compute with: for every layer one entry per call."""
+    """Inside, the inputs of attention layers are recorded: for every layer one entry per call."""
     global _kept
     if _kept is not None:
         raise RuntimeError("attention is being recorded already")

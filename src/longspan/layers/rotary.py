@@ -6,11 +6,11 @@ from longspan.layers.positions import Positions, Terms
 
 
 class RotaryPositions(Positions):
-    """RoPE (Su et al., 2021): position n turns the pair (x_i, x_{i+E}) of a query or key by n base^(-i/E).
+    """RoPE (Su et al., 2021): position n rotates the pair (x_i, x_{i+E}) of a query or key by n base^(-i/E).
 
-    A query at m and a key at n then multiply to what depends on the content and on m - n alone: so any span,
-    memory and length of text will do. Positions are counted from the beginning of the text, so what is
-    remembered was turned once and for all; angles are computed in float64, exact however long the text is.
+    The product of a query at m and a key at n then depends only on the content and on m - n: any span, memory
+    and length of text is possible. Positions are counted from the beginning of the text, so keys in memory
+    are not rotated again. Angles are computed in float64, which is exact for texts of any length.
     """
 
     shared = False

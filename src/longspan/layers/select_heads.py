@@ -22,7 +22,7 @@ def indices_of(kinds: Iterable[int], heads: Sequence[int], num_heads: int) -> li
 
 
 def inverse(order: list[int]) -> list[int]:
-    """Where every head stands in this order."""
+    """The index of every head in this order."""
     return sorted(range(len(order)), key=order.__getitem__)
 
 

@@ -23,12 +23,12 @@ class SingleHeadAttention(ReadsChunks):
 
         q = σ(s) LN(Wq x + b),    k = σ(s') g,    v = gate g
 
-    Keys and values are scaled memory, without matrices of their own, and there are no positions. So the
-    scales act on the query and on the result, and the memory itself is attended to.
+    Keys and values are the scaled memory, without matrices of their own, and there are no positions. So the
+    scales are applied to the query and to the result instead of the memory.
 
-    Attention reaches over `memory_length` positions, the block among them: a block of T tokens sees the
-    last `memory_length` - T rows of the memory and makes it forget the others. A text that has begun less
-    than a memory ago has fewer rows: `filled` counts them, and those before are not seen.
+    Attention covers `memory_length` positions, including the block: a block of T tokens sees the last
+    `memory_length` - T rows of the memory, and the others are removed. At the beginning of a text fewer rows
+    are filled: `filled` counts them, and the others are not seen.
     """
 
     def __init__(self, width: int, *, memory_length: int, dropout: float, epsilon: float) -> None:
@@ -70,7 +70,7 @@ class SingleHeadAttention(ReadsChunks):
         return _AttentionReader(self, state, length)
 
     def not_forgotten(self, past_BMD: Tensor, block: int) -> Tensor:
-        """What a block of that many tokens sees of the memory."""
+        """The rows of the memory that a block of this many tokens sees."""
         return past_BMD[:, max(0, past_BMD.shape[1] - max(0, self.memory_length - block)) :]
 
     def remembered(self, g_BSD: Tensor, filled_B: Tensor) -> State:
@@ -156,7 +156,7 @@ def _chunk(
 
 
 class ValueGate(nn.Module):
-    """gate = σ(f) tanh(c) with [c; f] = W σ(s) + b: a vector, learned through more weights than it has."""
+    """gate = σ(f) tanh(c) with [c; f] = W σ(s) + b: a learned vector, overparameterised."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class ValueGate(nn.Module):
 
 
 class FixedGate(nn.Module):
-    """What is left of a gate that is not trained any more."""
+    """The constant output of a gate that is no longer trained."""
 
     gate_D: Tensor
 
@@ -191,10 +191,10 @@ def _attend_by_torch(
 def _attend_by_products(
     q_BTD: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], visible_BTS: Tensor, dropped: float
 ) -> Tensor:
-    """The same written out: torch's kernels for GPUs take no head as wide as this, and what it does instead
+    """The same written out: torch's GPU kernels do not support heads of this width, and its fallback
     multiplies in full precision.
 
-    Memory and block are pieces of their own, since only the block wants gradients.
+    Memory and block are separate, since only the block needs gradients.
     """
     q_BTD = q_BTD / math.sqrt(q_BTD.shape[-1])
     visible = visible_BTS.split([k.shape[1] for k in keys], dim=-1)
@@ -205,8 +205,8 @@ def _attend_by_products(
         *(_weights(s, v, total_BT1) for s, v in zip(scores, visible, strict=True)), strict=True
     )
     attended = [dropout(w, dropped, True).to(v.dtype) @ v for w, v in zip(weights, values, strict=True)]
-    # The sum of all weights is one but for rounding. It is there for its gradient: what a softmax takes from
-    # all scores of a row is then a number of the row that is known before the gradients of its weights are.
+    # The sum of all weights is 1 except for rounding. It is needed for its gradient: the subtracted term of
+    # the softmax gradient is then known for each row before the gradients of its weights are.
     return reduce(torch.add, attended) / reduce(torch.add, sums)
 
 
@@ -221,14 +221,14 @@ def _weights(scores_BTS: Tensor, visible_BTS: Tensor, total_BT1: Tensor) -> tupl
 
 
 class _Weights(torch.autograd.Function):
-    """Nothing is kept for the backward pass but the weights in the precision of the scores."""
+    """Saves only the weights for the backward pass, in the precision of the scores."""
 
     @staticmethod
     def forward(
         ctx: Any, scores_BTS: Tensor, visible_BTS: Tensor, total_BT1: Tensor
     ) -> tuple[Tensor, Tensor]:
         weights_BTS = torch.exp(_seen(scores_BTS, visible_BTS) - total_BT1)
-        # Asked first: where a conversion changes nothing, torch 2.11 compiles it without the gradient.
+        # Checked first: torch 2.11 compiles a conversion that changes nothing without its gradient.
         if weights_BTS.dtype != scores_BTS.dtype:
             weights_BTS = weights_BTS.to(scores_BTS.dtype)
         ctx.save_for_backward(weights_BTS)

@@ -1,4 +1,4 @@
-"""A look at the tokens right before. Shapes: B batch, T block, D width, N positions, S = N - 1 + T."""
+"""A convolution over the last tokens. Shapes: B batch, T block, D width, N positions, S = N - 1 + T."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from longspan.state import State
 class ShortConvolution(Block):
     """out_t = h_t + sum_n w_n * N(h_{t-n}), n = 0 ... N - 1, with one weight per n and channel.
 
-    What stands right before a token need not be found by attention (Allen-Zhu, 2025). Weights begin at zero.
+    Attention need not find the tokens right before a token (Allen-Zhu, 2025). Weights begin at zero.
     The state holds the last N - 1 normed rows; a text begins with zeros.
     """
 

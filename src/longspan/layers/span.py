@@ -1,4 +1,4 @@
-"""Where a head may look: a window that stays, or a learned span.
+"""Where a head may look: a fixed window or a learned span.
 
 A span module says how far each head must be computed now (`windows_for`) and how far it may ever look
 (`caps`), how much must be remembered (`memory_length`), and which soft edge the kernel applies (`spans_H`,
@@ -53,7 +53,7 @@ class Span(nn.Module, ABC):
 
     @abstractmethod
     def spans_H(self) -> Tensor | None:
-        """The learned spans in tokens, without the ramp; None if no soft edge is wanted."""
+        """The learned spans in tokens, without the ramp; None without a soft edge."""
 
 
 class FixedSpan(Span):
@@ -114,10 +114,10 @@ class LearnedSpan(Span):
     """Adaptive attention span (Sukhbaatar et al., 2019, section 3): head h sees about z_h * limit_h tokens.
 
     z in [0, 1] is learned; `fraction_H` holds one of each head, or a single one that the layer's heads share.
-    The limit is the same for all heads, or rises in geometric steps from the first head's to the last's.
-    The penalty is loss per token of mean span. A penalty that grows counts the updates in a tensor, saved
-    with the weights, so that a resumed run has the one it had. Hooks serve the spans of all layers at once:
-    one by one they would be a hundred small operations a step.
+    The limit is the same for all heads, or grows geometrically from the first head to the last.
+    The penalty is loss per token of mean span. A penalty that ramps in counts the updates in a tensor,
+    saved with the weights, so that a resumed run continues the ramp. Hooks compute the spans of all layers
+    at once: one by one they would be a hundred small operations per step.
     """
 
     is_soft = True
@@ -168,7 +168,7 @@ class LearnedSpan(Span):
             self._copy.wait()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies: they get their sizes, and no copy to the host is left open."""
+        """Before a module is copied, wait for its sizes: the copy must not share a pending transfer."""
         self._await_sizes()
         return self.__dict__
 
@@ -257,9 +257,9 @@ class _SizesCopy:
 
 
 def span_penalty(spans: Sequence[LearnedSpan]) -> Tensor:
-    """The price of looking far: the sum of weight * mean over heads of z * limit, or so far a part of it.
+    """The span penalty: sum of weight * mean over heads of z * limit; while it ramps in, a part of it.
 
-    Layers with the same settings, in our models all of them, are computed at once.
+    Layers with the same settings are computed at once; usually these are all layers.
     """
     alike: dict[Any, list[LearnedSpan]] = {}
     for span in spans:
@@ -294,7 +294,7 @@ def clamp_and_read(spans: Sequence[LearnedSpan]) -> None:
 
 
 def _of_each(spans: Sequence[LearnedSpan], values_N: Tensor) -> list[list[float]]:
-    """What belongs to the heads of every layer, after one copy to the host."""
+    """The values of every layer's heads, after one copy to the host."""
     values = iter(values_N.tolist())
     return [[next(values) for _ in range(span._num_heads)] for span in spans]
 
@@ -302,11 +302,11 @@ def _of_each(spans: Sequence[LearnedSpan], values_N: Tensor) -> list[list[float]
 def _set_sizes(spans: Sequence[LearnedSpan], fractions_N: Tensor) -> None:
     for span, fractions in zip(spans, _of_each(spans, fractions_N), strict=True):
         span._copy = None
-        if not any(map(math.isnan, fractions)):  # a diverged model has no sizes: its loss will tell
+        if not any(map(math.isnan, fractions)):  # a diverged model has no sizes; the loss reports it
             span.set_fractions(fractions)
 
 
-@cache  # for good: a recorded step knows where they lie
+@cache  # never freed: a captured CUDA graph reads them at their address
 def _on_device(limits: tuple[int, ...], device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # cached: training needs it too, even if inference creates it
         return torch.tensor(limits, device=device)
@@ -315,8 +315,8 @@ def _on_device(limits: tuple[int, ...], device: torch.device) -> Tensor:
 def _limits(config: SpanConfig, num_heads: int) -> tuple[int, ...]:
     """shortest (limit / shortest)^(h / (H - 1)) for head h of H."""
     shortest = config.limit if config.limit_shortest is None else config.limit_shortest
-    fall = (config.limit / shortest) ** (1 / max(1, num_heads - 1))
-    return tuple(round(config.limit / fall**further) for further in reversed(range(num_heads)))
+    ratio = (config.limit / shortest) ** (1 / max(1, num_heads - 1))
+    return tuple(round(config.limit / ratio**steps) for steps in reversed(range(num_heads)))
 
 
 def build_span(config: SpanConfig, num_heads: int) -> Span:

@@ -27,14 +27,14 @@ class LanguageModel(nn.Module, ABC):
     `block_invariant` declares whether the outputs depend only on the text and not on how it was cut into
     blocks; the contract tests check it.
 
-    The last methods are the hooks of `longspan.hooks`. They collect the answers of all modules inside the
-    model. A model may override them, and call `super()` for the answers of its modules.
+    The last methods are the hooks of `longspan.hooks`. They collect the results of all modules inside the
+    model. A model may override them, and call `super()` for the results of its modules.
     """
 
     head: OutputHead
     vocabulary_size: int
     block_invariant: bool = True
-    collects_hooks = True  # an outer model does not ask the modules inside this one again
+    collects_hooks = True  # an outer model does not call the hooks inside this one again
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,11 +77,11 @@ class LanguageModel(nn.Module, ABC):
 
     def begin_epoch(self, number: int) -> None:
         """Called before every step of a run with the number of its epoch, counted from 0."""
-        hooks.ask(self, "begin_epoch", number)
+        hooks.call_hook(self, "begin_epoch", number)
 
     def after_update(self) -> None:
         """Called once after every optimizer step."""
-        hooks.ask(self, "after_update")
+        hooks.call_hook(self, "after_update")
         self.refresh()
 
     def refresh(self) -> None:
@@ -89,7 +89,7 @@ class LanguageModel(nn.Module, ABC):
 
         `after_update` and `load_state_dict` call it. Call it after any other change of the weights.
         """
-        hooks.ask(self, "refresh")
+        hooks.call_hook(self, "refresh")
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Named tensors for inspection; scalars become metrics."""

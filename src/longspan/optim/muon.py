@@ -47,13 +47,13 @@ class Muon(Optimizer):
         gradients = [p.grad for p in parameters if p.grad is not None]
         means = [self._mean(p) for p in parameters]
         torch._foreach_lerp_(means, gradients, 1 - group["momentum"])
-        ahead = torch._foreach_lerp(gradients, means, group["momentum"])
+        nesterov = torch._foreach_lerp(gradients, means, group["momentum"])
         if group["weight_decay"]:
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         for shape in {p.shape: None for p in parameters}:  # unique, in order of appearance
             alike = [i for i, p in enumerate(parameters) if p.shape == shape]
-            ahead_NRC = torch.cat([ahead[i].reshape(-1, *shape[-2:]) for i in alike])
-            moves_NRC = orthogonal(ahead_NRC).to(parameters[alike[0]].dtype)
+            nesterov_NRC = torch.cat([nesterov[i].reshape(-1, *shape[-2:]) for i in alike])
+            moves_NRC = orthogonal(nesterov_NRC).to(parameters[alike[0]].dtype)
             rate = 0.2 * group["lr"] * math.sqrt(max(shape[-2:]))
             moves = moves_NRC.view(len(alike), *shape).unbind()
             torch._foreach_add_([parameters[i] for i in alike], moves, alpha=-rate)

@@ -1,4 +1,4 @@
-"""QK-norm, RoPE and K/V packing: from a projection to what attention multiplies and remembers.
+"""QK-norm, RoPE and K/V packing: between the projection and attention.
 
 Every position has rows for its heads: queries (or none), as many keys, as many values. With gains g
 
@@ -10,7 +10,7 @@ and with a RoPE base, position n rotates the pair (x_i, x_{i+E}) of a query or k
     out_{i+E} = x_i sin(angle) + x_{i+E} cos(angle),    i = 0 ... E - 1,  E = K / 2
 
 Row t of a text that has read `first` tokens is at position first + t. Angles are computed in float64, so that
-they are exact for any position. Values stay as they are.
+they are exact for any position. Values are not changed.
 
 `reference.py` is the specification, in loops; `eager.py` is plain torch; `triton_kernels.py` does it in one
 pass over the memory of a GPU. `qk_norm_rope` is the entry point.

@@ -14,7 +14,7 @@ EPSILON = 1e-6
 
 
 class QKV(NamedTuple):
-    """Queries, of which there may be none, keys and values, and both of the latter as they are remembered."""
+    """Queries (or none), keys and values, and keys and values packed as the memory stores them."""
 
     q_BTHK: Tensor
     k_BTHK: Tensor
@@ -57,6 +57,6 @@ def _rotated(x_BTHK: Tensor, cos_BT1E: Tensor, sin_BT1E: Tensor) -> Tensor:
 
 
 def speeds(pairs: int, base: float, device: torch.device) -> Tensor:
-    """By which angle each pair is rotated from one position to the next, [E], float64."""
+    """The angle between positions for each pair, [E], float64."""
     pair_E = torch.arange(pairs, device=device, dtype=torch.float64)
     return base ** (-pair_E / pairs)

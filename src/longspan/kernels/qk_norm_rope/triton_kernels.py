@@ -1,8 +1,8 @@
 """QK-norm and RoPE as Triton kernels: one pass over the memory; angles and norms are not stored.
 
-A program takes some positions of one text and loops over its heads: query, key and value of a head are loaded
+A program has some positions of one text and loops over its heads: query, key and value of a head are loaded
 together. Angles are computed in float64 and reduced to one rotation, everything else in float32. Keys and
-values are written in the layout of the memory, position by position. The backward kernel rotates back and
+values are written in the layout of the memory, position-major. The backward kernel rotates back and
 computes the norms again. The gradient of a gain is summed by every program for its positions, and then over
 programs: the order of sums is always the same.
 
@@ -93,7 +93,7 @@ class _QKNormRope(torch.autograd.Function):
 
 
 def _sum_of(like: Tensor, *gradients: Tensor | None) -> Tensor:
-    """The sum of the gradients that there are; zeros if there are none."""
+    """The sum of all gradients that are not None; zeros if there are none."""
     there = [gradient for gradient in gradients if gradient is not None]
     return _contiguous_rows(sum(there[1:], start=there[0]) if there else torch.zeros_like(like))
 
@@ -168,7 +168,7 @@ def _before_norm(left, right, dleft, dright, r, WIDTH: tl.constexpr):  # type: i
 
 @triton.jit
 def _tile(T, WIDTH: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A program's text, positions and pairs, which of them there are, and positions for large offsets."""
+    """A program's text, positions and pairs, which of them exist, and positions as int64 for offsets."""
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     e = tl.arange(0, BE)
     in_left = (t < T)[:, None] & (e < E)[None, :]

@@ -9,16 +9,16 @@ For a query at position t and a distance d = first, first + 1, ..., first + wind
 
 Persistent vectors are further keys and values of a head without a position: their score is
 (q_t + u) . k_p / sqrt(K), they take part in the same softmax and their m is 1. Without spans there is no m
-and w = a. Not renormalised, w = a m: what the mask removes from a head does not go to persistent vectors.
+and w = a. Without renormalisation w = a m: persistent vectors do not gain what the mask removes.
 Positions before the first key count as zero keys and zero values; with `filled`, the number of memory rows
-that are filled, query t of a block sees the distances up to t + filled and no others.
+that are filled, query t of a block sees only the distances up to t + filled.
 
 The biases u and v of every head are optional, and every head may have its own p_d. Where p_d = M e_d, with a
 matrix M of every head and e_d the same for all, M and e_d may be given instead: with few queries and many
 distances (q_t + v) M is computed faster than all p_d.
-Renormalised, a window that reaches beyond every span (plus ramp) gives the same result as a longer one,
-except for the share of the 1e-8: so heads may be grouped, and each group given the window it needs. Not
-renormalised, a longer window leaves less for the span.
+With renormalisation, a window longer than every span plus ramp gives the same result as a longer one, except
+for the effect of the 1e-8: so heads may be grouped, and each group has the window it needs. Without
+renormalisation, a longer window reduces the weights inside the span.
 
 | file | backend |
 |---|---|
@@ -26,11 +26,11 @@ renormalised, a longer window leaves less for the span.
 | `eager.py` | plain torch, heads of a group together, on any device |
 | `cpu.py`, `cpu.cpp` | compiled C++ for a CPU, every head over its own window |
 | `gpu.py`, `triton_kernels.py`, `relative_bias.py` | Triton for a GPU, every head over its own window |
-| `decode_cpu.py`, `decode_gpu.py` | one token after another, with a past of their own |
+| `decode_cpu.py`, `decode_gpu.py` | decoding, one token after another, with their own KV cache |
 
 `span_attention` is the entry point: it picks the backend. A block that is a whole text, seen by all heads
-without spans, goes to torch's own attention. `one_token` is the entry point for decoding. `context.py` says
-what all of them are given.
+without spans, goes to torch's own attention. `one_token` is the entry point for decoding. `context.py` has
+the arguments of all backends.
 
 Shapes: B batch, T block, M memory, S = M + T keys, H heads, G heads of a group, X = 2G, K head width,
 L longest distance, W window, P persistent vectors, E width of e_d.
@@ -69,11 +69,11 @@ __all__ = [
 
 
 def head_groups(windows_H: Sequence[int], *, kinds_H: Sequence[int] | None = None) -> list[list[int]]:
-    """Which heads to compute together, so that no head pays for one that looks more than twice as far.
+    """Which heads to compute together: windows of a group differ at most by a factor of two.
 
-    Windows up to `SHORT` go together: smaller groups would cost more in small operations than they save.
+    Windows up to `SHORT` are one group: smaller groups would cost more in small operations than they save.
     Heads of a group share the longest window among them, and the keys and values projected for it: their
-    spans hide what is too far. Heads of different kinds never go together.
+    spans hide keys that are too far. Heads of different kinds are never in one group.
     """
     octaves_H = [max(window - 1, SHORT - 1).bit_length() for window in windows_H]
     alike_H = list(zip(octaves_H, kinds_H or [0] * len(windows_H), strict=True))
@@ -102,8 +102,8 @@ def span_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Atte
         return attended_BHTK
     if q_BHTK.shape[2] == 1 and context.dropout == 0 and not torch.is_grad_enabled():
         kv_BXK = torch.cat([k_BHTK[:, :, 0], v_BHTK[:, :, 0]], dim=1)
-        return decode_cpu.OneToken(context, room=1).attend(q_BHTK[:, :, 0], kv_BXK)[:, :, None]
-    if cpu.takes(q_BHTK, k_BHTK, v_BHTK, context):
+        return decode_cpu.OneToken(context, spare_rows=1).attend(q_BHTK[:, :, 0], kv_BXK)[:, :, None]
+    if cpu.supports(q_BHTK, k_BHTK, v_BHTK, context):
         return cpu.span_attention(q_BHTK, k_BHTK, v_BHTK, context)
     return eager.span_attention(q_BHTK, k_BHTK, v_BHTK, context)
 
@@ -118,7 +118,7 @@ def decoding_groups(
 
 
 def one_token(context: AttentionContext) -> decode_cpu.OneToken | decode_gpu.OneToken:
-    """Attention for one token after another, going on from the past in the context."""
+    """Attention for one token after another, starting from the past in the context."""
     if not cuts_windows(context.past[0], context.past[0].shape[-1]):
         return decode_cpu.OneToken(context)
     from longspan.kernels.span_attention import decode_gpu
@@ -127,7 +127,7 @@ def one_token(context: AttentionContext) -> decode_cpu.OneToken | decode_gpu.One
 
 
 def _is_causal_attention(q_BHTK: Tensor, context: AttentionContext) -> bool:
-    """Whether the block is a whole text that every head sees up to the query, by content alone."""
+    """Whether the block is a whole text with causal attention by content alone."""
     terms = (context.position_keys, context.content_bias_HK, context.persistent, context.spans_H)
     no_memory = context.filled_B is not None and not any(kv_BMXK.shape[1] for kv_BMXK in context.past)
     sees_all = context.first_distance == 0 and min(context.windows) >= q_BHTK.shape[2]
@@ -135,7 +135,7 @@ def _is_causal_attention(q_BHTK: Tensor, context: AttentionContext) -> bool:
 
 
 def _gpu_backend(x: Tensor, head_width: int) -> ModuleType | None:
-    """The kernels for a GPU, where `x` is on one and they can take heads of this width."""
+    """The GPU kernels, if `x` is on a GPU and they support heads of this width."""
     if not use_triton(x):
         return None
     from longspan.kernels.span_attention import gpu

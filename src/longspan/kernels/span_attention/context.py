@@ -1,4 +1,4 @@
-"""What attention is given besides the queries, keys and values of the block."""
+"""The arguments of attention besides the queries, keys and values of the block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionContext:
-    """The past of every head and the rules by which heads attend to it. All backends take it.
+    """The past of every head and the options of attention, for all backends.
 
     Heads come in groups, as `head_groups` forms them. Shapes are those of the package.
 
@@ -20,17 +20,17 @@ class AttentionContext:
     | `past` | for every group the keys of its heads and then their values, [B, M, X, K], oldest first |
     | `windows` | for every head how many distances it sees |
     | `position_keys` | p_d, [L, K], or one table for every head, [H, L, K]; row i is distance first + i |
-    | `content_bias_HK` | u, added to queries that meet keys |
-    | `position_bias_HK` | v, added to queries that meet position keys |
+    | `content_bias_HK` | u, added to queries for the product with keys |
+    | `position_bias_HK` | v, added to queries for the product with position keys |
     | `position_map_HKE` | M: then `position_keys` are e_d, [L, E], and p_d = M e_d |
     | `persistent` | keys and values of the persistent vectors, [H, P, K] each |
     | `filled_B` | how many of the last rows of the past belong to the text; needs `first_distance` 0 |
     | `spans_H` | learned spans in tokens; they get a gradient |
     | `ramp` | width of the soft edge of a span |
-    | `renormalise` | whether weights are divided by what the soft mask leaves of them |
+    | `renormalise` | whether weights are divided by their sum after the soft mask |
     | `first_distance` | 0 if a query sees its own position, else 1 |
     | `dropout` | probability with which a weight is dropped |
-    | `windows_follow_spans` | whether a backend may cut a window to what the span lets through |
+    | `windows_follow_spans` | whether a backend may cut a window to its span |
     """
 
     past: Sequence[Tensor]
@@ -54,11 +54,11 @@ class AttentionContext:
 
     @property
     def group_sizes(self) -> list[int]:
-        """Heads of every group."""
+        """The number of heads of every group."""
         return [kv_BMXK.shape[2] // 2 for kv_BMXK in self.past]
 
     def groups(self) -> Iterator[tuple[slice, AttentionContext]]:
-        """Every group of heads on its own: which heads it has, and its part of the context."""
+        """The heads and the part of the context of every group."""
         start = 0
         for kv_BMXK, size in zip(self.past, self.group_sizes, strict=True):
             heads = slice(start, start + size)
@@ -97,7 +97,7 @@ class AttentionContext:
         return asked_BHTK if self.position_map_HKE is None else asked_BHTK @ self.position_map_HKE
 
     def mapped_position_keys(self) -> Tensor | None:
-        """p_d, also where they are given as M and e_d: [L, K] or [H, L, K]."""
+        """p_d, also if they are given as M and e_d: [L, K] or [H, L, K]."""
         if self.position_keys is None or self.position_map_HKE is None:
             return self.position_keys
         return self.position_keys @ self.position_map_HKE.mT

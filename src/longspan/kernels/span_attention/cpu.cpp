@@ -1,25 +1,25 @@
-// Span attention on a processor: every head of every row of the batch is a task of its own.
+// Span attention on a CPU: every head of every row of the batch is a task of its own.
 //
 // A query t of a task sees rows t to t + W - 1 of a band: keys of the memory and then of the block, zeros
-// before the first. A table of scores for a chunk of queries lies in *distance layout*, a column for every
-// distance, oldest first, or in *key layout*, row j moved by j, so that a column is a key. Softmax, mask and
-// position keys want the one, products with keys and values the other.
+// before the first. A table of scores for a chunk of queries is in *distance layout*, a column for every
+// distance, oldest first, or in *key layout*, row j shifted by j, so that a column is a key. Softmax, mask
+// and position keys use the first, products with keys and values the second.
 //
-// Every product is `multiply`: rows of single numbers times vectors, summed in registers. What stands on its
-// right must have columns side by side, so keys or values are transposed first.
+// Every product is `multiply`: rows of single numbers times vectors, summed in registers. The right
+// operand must have contiguous rows, so keys or values are transposed first.
 //
-// The arithmetic is that of eager.py. What tasks share is added up in their order, whichever thread was
-// first: results are the same in every run. Shapes: as in the package.
+// The arithmetic is that of eager.py. Sums over tasks are added up in the order of tasks, not of
+// threads: results are the same in every run. Shapes: as in the package.
 
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
 #if !defined(__AVX2__) || !defined(__FMA__)
-#error "plain torch is faster on a processor without AVX2 and FMA"
+#error "plain torch is faster on a CPU without AVX2 and FMA"
 #endif
 #ifdef __FAST_MATH__
-#error "fast math would take away what rounds in exponential"
+#error "fast math would remove the rounding in exponential"
 #endif
 
 namespace {
@@ -81,7 +81,7 @@ uint32_t mixed(uint32_t x) {
     return x ^ x >> 16;
 }
 
-// A matrix of single numbers, by rows or by columns, and how far apart they lie.
+// A matrix of single numbers, by rows or by columns, and its strides.
 struct Left {
     const float *start;
     int64_t row, step;
@@ -127,7 +127,7 @@ void multiply(Left a, Right<const float> b, Right<float> c, int64_t columns, int
     }
 }
 
-// Both counts are multiples of LANES. Squares of 2 x 2, then of 4 x 4 ... exchange corners that lie across.
+// Both counts are multiples of LANES. Squares of 2 x 2, then of 4 x 4 ... exchange off-diagonal corners.
 void transpose(const float *from, int64_t rows, int64_t columns, Right<float> to) {
     for (int64_t row = 0; row < rows; row += LANES)
         for (int64_t column = 0; column < columns; column += LANES) {
@@ -181,7 +181,7 @@ struct Buffers {
 
 }  // namespace
 
-// A tensor whose last dimension is K numbers side by side, and how far apart the others lie.
+// A tensor whose last dimension is K contiguous numbers, and its other strides.
 struct Rows {
     float *start;
     int64_t of_batch, of_head, of_row;
@@ -191,7 +191,7 @@ struct Rows {
     }
 };
 
-// A head, and what its rows of the memory are.
+// A head, and its rows of the memory.
 struct Head {
     Rows keys, values, dkeys, dvalues;
     int64_t number, remembered, window;
@@ -202,18 +202,18 @@ struct Call {
     int64_t batch, heads, block, width, first_distance, longest, threads, seed;
     float scale, dropout;
     Rows q, k, v, out, dq, dk, dv, dout;
-    const Head *each;                   // those that look far first: short ones then fill the gaps
-    const int64_t *filled;              // rows of the memory that are there, [B], or null
+    const Head *each;                   // longest windows first: short ones then fill the gaps
+    const int64_t *filled;              // rows of the memory that are filled, [B], or null
     const float *mask, *position_keys;  // [H, L] and [L, K], nearest first, or null
     float *dmask, *dposition_keys;
     float *weights;                  // softmax, [B, T, W] of every head, oldest first, or null
-    float *totals;                   // what the mask leaves of it, [B, H, T]
+    float *totals;                   // its sum after the mask, [B, H, T]
     float *task_dmask, *task_dkeys;  // [B, W] and [B, W, K] of every head, oldest first
 };
 
 namespace {
 
-// Where a task's part of what heads have for every distance begins.
+// The offset of a task in arrays that have an element for every head and distance.
 int64_t place_of(const Call &call, const Head &head, int64_t b) {
     return head.begins * call.batch + b * round_up(head.window, LANES);
 }
@@ -261,7 +261,7 @@ struct Task {
         float *const q = buffers.q.of(CHUNK * K), *const out = buffers.out.of(CHUNK * K);
         float *const by_key = buffers.by_key.of(CHUNK * key_row);
         float *const by_distance = buffers.by_distance.zeros(CHUNK * columns);
-        float *const used = buffers.used.zeros(CHUNK * key_row);  // and zeros remain beside the window
+        float *const used = buffers.used.zeros(CHUNK * key_row);  // zeros outside the window
         float *const forgotten = buffers.weights.of(columns);
         for (int64_t t0 = 0; t0 < T; t0 += CHUNK) {
             const int64_t queries = T - t0 < CHUNK ? T - t0 : CHUNK;
@@ -320,7 +320,7 @@ struct Task {
         const float *const position_keys = call.position_keys ? positions(buffers.position_keys) : nullptr;
         float *const q = buffers.q.of(CHUNK * K), *const dq = buffers.dq.of(CHUNK * K);
         float *const dout = buffers.dout.of(CHUNK * K);
-        float *const dused = buffers.by_key.zeros(CHUNK * key_row);  // beside the window no NaN meets a 0
+        float *const dused = buffers.by_key.zeros(CHUNK * key_row);  // so that no NaN is multiplied by 0
         float *const used = buffers.used.zeros(CHUNK * key_row);
         float *const by_key = buffers.dscores.zeros(CHUNK * key_row);
         float *const by_distance = buffers.by_distance.of(CHUNK * columns);
@@ -366,7 +366,7 @@ struct Task {
         scatter(dvalues, head.dvalues, call.dv);
     }
 
-    // From the gradients of what a query used to those of its scores, in both layouts.
+    // From the gradients of a query's used weights to those of its scores, in both layouts.
     void weigh_gradients(int64_t t, const float *dused, const float *mask, float *used, float *by_key,
                          float *by_distance, float *dmask) const {
         const float *const a = weights(t);
@@ -381,7 +381,8 @@ struct Task {
             const Lanes dkept = call.dropout > 0 ? at(dused + r) * kept(t, r) : at(dused + r);
             const Lanes dmasked = (dkept - inner) * at(a + r);
             at(dmask + r) += dmasked;
-            // What the softmax takes back cancels to the last term; outside the span it is all there is.
+            // The subtracted term of the softmax gradient, <da, a>, reduces to the last term,
+            // which is the only one outside the span.
             const Lanes dscore = dmasked * at(mask + r) - epsilon() * inner * at(a + r);
             at(by_key + r) = dscore;
             at(by_distance + r) = dscore;
@@ -417,7 +418,7 @@ struct Task {
         return rows;
     }
 
-    // The way back, for their gradients: what lies outside the band gets none.
+    // The inverse, for their gradients: rows outside the band get none.
     void scatter(const float *rows, const Rows &before, const Rows &block) const {
         for (int64_t t = -head.remembered; t < T; t++) {
             const int64_t i = t + (W - 1) + call.first_distance;

@@ -23,7 +23,7 @@ from longspan.kernels.compiler import can_compile, compiled
 from longspan.kernels.span_attention.context import AttentionContext
 from longspan.kernels.span_attention.mask import soft_mask
 
-__all__ = ["can_compile", "is_here", "span_attention", "takes"]
+__all__ = ["can_compile", "is_compiled", "span_attention", "supports"]
 
 SOURCE = Path(__file__).with_name("cpu.cpp")
 LANES = 16
@@ -77,8 +77,8 @@ class _Settings(NamedTuple):
         return sum(map(_columns, self.windows))
 
 
-def takes(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: AttentionContext) -> bool:
-    """Whether the compiled code can do it, and is there: the first call compiles it."""
+def supports(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: AttentionContext) -> bool:
+    """Whether the compiled code supports these inputs. The first call compiles it."""
     block, width = q_BHTK.shape[2:]
     if block < SHORTEST or width % LANES or torch.compiler.is_compiling():
         return False
@@ -92,11 +92,11 @@ def takes(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: AttentionCont
         return False
     if context.position_keys is not None and context.position_keys.dim() != 2:
         return False
-    return all(map(_is_plain, (q_BHTK, k_BHTK, v_BHTK, *context.past))) and is_here()
+    return all(map(_is_plain, (q_BHTK, k_BHTK, v_BHTK, *context.past))) and is_compiled()
 
 
-def is_here() -> bool:
-    """Whether the code is compiled, or can be: it is compiled if it is not yet."""
+def is_compiled() -> bool:
+    """Whether there is compiled code. The first call compiles it."""
     return compiled(SOURCE) is not None
 
 
@@ -105,10 +105,10 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def span_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: AttentionContext) -> Tensor:
-    """As the package says, of all heads at once."""
+    """The operation of the package docstring, all heads in one call."""
     _check(q_BHTK, k_BHTK, v_BHTK, context)
     spans_H, windows = context.spans_H, context.windows
-    if spans_H is None:  # no soft mask hides what is too far: heads of a group look equally far
+    if spans_H is None:  # no soft mask hides distant keys: heads of a group share a window
         windows = [max(group.windows) for _, group in context.groups() for _ in group.windows]
     longest = max(windows)
     mask_HL = None if spans_H is None else soft_mask(spans_H.to(q_BHTK.dtype), context.ramp, longest)

@@ -1,7 +1,7 @@
 """Span attention for one token after another on a CPU, while the weights stay fixed.
 
 The small operations around a single token take longer than the products. So there are as few as possible:
-what does not depend on the token is prepared once, and new keys and values are written beside the old ones.
+what does not depend on the token is prepared once, and new keys and values are written after the old ones.
 
 Shapes: as in the package; N = G x B rows, one for every head of a group and text, R rows of a buffer.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from longspan.kernels.span_attention.context import AttentionContext
 from longspan.kernels.span_attention.mask import EPSILON, soft_mask
 
-ROOM = 256
+SPARE_ROWS = 256
 """Tokens that are read before the keys and values in a buffer have to be moved."""
 
 GROUP = 4096
@@ -40,9 +40,10 @@ def head_groups(windows: Sequence[int], kinds: Sequence[int] | None = None) -> l
 class OneToken:
     """The past of all heads, and `attend`, which reads the next token of every text and remembers it."""
 
-    def __init__(self, context: AttentionContext, room: int | None = None) -> None:
+    def __init__(self, context: AttentionContext, spare_rows: int | None = None) -> None:
         self._sizes = context.group_sizes
-        self._groups = [_Group(group, ROOM if room is None else room) for _, group in context.groups()]
+        spare = SPARE_ROWS if spare_rows is None else spare_rows
+        self._groups = [_Group(group, spare) for _, group in context.groups()]
         self._filled_B = None if context.filled_B is None else context.filled_B.clone()
 
     def attend(self, q_BHK: Tensor, kv_BXK: Tensor) -> Tensor:
@@ -63,21 +64,21 @@ class OneToken:
 
 
 class _Group:
-    """Heads of one window. Rows lie oldest first, with room after them for what is read next."""
+    """Heads of one window. Rows are in order of time; spare rows after them are for new tokens."""
 
-    def __init__(self, context: AttentionContext, room: int) -> None:
+    def __init__(self, context: AttentionContext, spare_rows: int) -> None:
         (kv_BMXK,) = context.past
         batch, _, both, width = kv_BMXK.shape
         rows, window = both // 2 * batch, max(context.windows)
 
         def of_rows(x_GXY: Tensor) -> Tensor:
-            """What every head has, [G, X, Y], for every row."""
+            """A tensor of the heads, [G, X, Y], repeated for every row."""
             return x_GXY.to(kv_BMXK.dtype).repeat_interleave(batch, dim=0)
 
         self._window, self._start = window, 0  # the rows from `start` on are seen next
         near_BMXK = kv_BMXK[:, max(0, kv_BMXK.shape[1] - window) :]
         missing = window - near_BMXK.shape[1]
-        self._kv_2NRK = kv_BMXK.new_empty(2, rows, window + room, width)
+        self._kv_2NRK = kv_BMXK.new_empty(2, rows, window + spare_rows, width)
         self._kv_2NRK[:, :, :missing] = 0  # keys and values before the first are zeros
         by_head_XBRK = self._kv_2NRK.view(both, batch, -1, width)
         by_head_XBRK[:, :, missing:window] = near_BMXK.permute(2, 0, 1, 3)

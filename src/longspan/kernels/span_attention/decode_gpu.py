@@ -1,16 +1,16 @@
-"""Span attention for one token after another on a GPU, in steps that can be captured in a CUDA graph.
+"""Span attention for one token after another on a GPU, in steps that can be captured as a CUDA graph.
 
-A graph repeats the same operations at the same addresses. So keys and values are kept in ring buffers, where
-the newest overwrite the oldest, and counters on the device say where that is. A ring has one row more than
+A graph repeats the same operations at the same addresses. So keys and values are in ring buffers, where the
+newest overwrite the oldest, and counters on the device hold the write position. A ring has one row more than
 the window: the row that a step writes is not read in that step.
 
-What a head sees is cut into parts of equal length, each for a program of its own, and the persistent vectors
-into further parts. A program leaves the largest score of its part, and with e = exp(score - largest) and the
+The keys of a head are split into parts of equal length, one for each program, and the persistent vectors
+into further parts. A program stores the largest score of its part, and with e = exp(score - largest) and the
 soft mask m
 
     Z = sum of e,    Y = sum of e m,    A = sum of e m v
 
-from which the parts of a head are joined as `triton_kernels.py` does it with tiles.
+from which the parts of a head are combined, as `triton_kernels.py` does with tiles.
 
 Shapes: as in the package; R rows of all rings, C parts, N distances or persistent vectors of a tile.
 """
@@ -36,7 +36,7 @@ EPS = tl.constexpr(EPSILON)
 class OneToken:
     """The past of all heads, and `attend`, which reads the next token of every text and remembers it.
 
-    In the context every head is a group of its own. The weights stay fixed.
+    In the context every head is a group of its own. The weights are fixed.
     """
 
     def __init__(self, context: AttentionContext) -> None:

@@ -1,11 +1,11 @@
 """Span attention in plain torch: a band of the score table, a chunk of queries at a time.
 
 A chunk of C queries sees W + C - 1 keys between them, so its scores are one small matrix product. They
-come out in *key layout*, one column per key. Softmax and mask want *distance layout*, one column per
-distance, oldest first. Row r of the one is row r of the other moved by r, so distance layout is a view
+come out in *key layout*, one column per key. Softmax and mask use *distance layout*, one column per
+distance, oldest first. Row r is shifted by r between the layouts, so distance layout is a view
 of key layout whose rows are one element longer: no data moves.
 
-A chunk's scores stay in the processor's cache through all the passes over them, and nothing of size
+A chunk's scores stay in the CPU's cache through all the passes over them, and nothing of size
 T x S is ever made. The backward pass is written out, since autograd would store every intermediate
 and could not accumulate into slices.
 
@@ -79,7 +79,7 @@ def _group(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, context: AttentionCon
 
 
 def _of_every_row(x: Tensor, q_BHTK: Tensor) -> Tensor:
-    """What all heads share, [X, K], or each head has, [H, X, K], as [N, X, K]."""
+    """A tensor of all heads, [X, K], or of each head, [H, X, K], as [N, X, K]."""
     batch, heads = q_BHTK.shape[:2]
     x = x.to(q_BHTK.dtype)
     return x.expand(batch * heads, -1, -1) if x.dim() == 2 else x.expand(batch, -1, -1, -1).flatten(0, 1)
@@ -88,7 +88,7 @@ def _of_every_row(x: Tensor, q_BHTK: Tensor) -> Tensor:
 def _band(x_BHSK: Tensor, window: int, block: int, first_distance: int) -> Tensor:
     """The window + block rows that the queries can see, [N, W + T, K]: query t sees rows t to t + W - 1.
 
-    Zeros stand in for what lies before the first key.
+    Rows before the first key are zeros.
     """
     x_NSK = x_BHSK.flatten(0, 1)
     missing = window + block - x_NSK.shape[1]
@@ -114,7 +114,7 @@ def _chunks(q_NTK: Tensor, k_NSK: Tensor) -> Iterator[_Chunk]:
 
 
 def _unseen(filled_B: Tensor | None, queries: slice, window: int) -> Tensor | None:
-    """Which distances, oldest first, reach back before the text of a row began: [B, C, W]."""
+    """Which distances, oldest first, are before the beginning of the text: [B, C, W]."""
     if filled_B is None:
         return None
     query_C = torch.arange(queries.start, queries.stop, device=filled_B.device)
@@ -133,9 +133,9 @@ def _by_distance(table_NCG: Tensor) -> Tensor:
 
 
 def _table(q_NCK: Tensor, window: int, before: Tensor | None) -> Tensor:
-    """A table in key layout, [N, C, G], with zeros where a query does not look: of its G keys it sees W.
+    """A table in key layout, [N, C, G], with zeros for keys that a query does not see: it sees W of G keys.
 
-    Only the other entries are written, so the table of the chunk before is used again, still in the cache.
+    Only the other entries are written, so the table of the previous chunk, still in the cache, is reused.
     """
     count, rows = q_NCK.shape[:2]
     if before is not None and before.shape[1] == rows:
@@ -196,7 +196,7 @@ class _SpanAttention(torch.autograd.Function):
                 out_NCK.baddbmm_(a_NCP.to(q_NTK.dtype), persistent_v_NPK)
             torch.div(out_NCK, 1 if total_NC1 is None else total_NC1, out=out_NTK[:, chunk.queries])
             saved += [a_NCX, total_NC1, kept_NCX]
-        ctx.scale, ctx.shape, ctx.asks_apart = scale, q_BHTK.shape, position_q_BHTK is not None
+        ctx.scale, ctx.shape, ctx.has_position_q = scale, q_BHTK.shape, position_q_BHTK is not None
         inputs = (q_NTK, k_NSK, v_NSK, position_q_NTK, p_NWK, persistent_k_NPK, persistent_v_NPK, mask_HX)
         ctx.save_for_backward(*inputs, out_NTK, *saved)
         return out_NTK
@@ -216,13 +216,13 @@ class _SpanAttention(torch.autograd.Function):
             *saved,
         ) = ctx.saved_tensors
         window = k_NSK.shape[1] - q_NTK.shape[1]
-        exact = torch.promote_types(q_NTK.dtype, torch.float32)  # chunks overlap: sums want full precision
+        exact = torch.promote_types(q_NTK.dtype, torch.float32)  # chunks overlap: sums need full precision
         learned_NWK = p_NWK if ctx.needs_input_grad[4] else None  # sinusoids are not
         inputs = (k_NSK, v_NSK, learned_NWK, persistent_k_NPK, persistent_v_NPK, mask_HX)
         sums: list[Any] = [None if x is None else x.new_zeros(x.shape, dtype=exact) for x in inputs]
         dk_NSK, dv_NSK, dp_NWK, dpersistent_k_NPK, dpersistent_v_NPK, dmask_HX = sums
         dq_NTK, table_NCG = torch.empty_like(q_NTK), None
-        dposition_q_NTK = torch.empty_like(position_q_NTK) if ctx.asks_apart else None
+        dposition_q_NTK = torch.empty_like(position_q_NTK) if ctx.has_position_q else None
         for number, chunk in enumerate(_chunks(q_NTK, k_NSK)):
             a_NCX, total_NC1, kept_NCX = saved[3 * number : 3 * number + 3]
             q_NCK, k_NGK, v_NGK = q_NTK[:, chunk.queries], k_NSK[:, chunk.keys], v_NSK[:, chunk.keys]
@@ -245,13 +245,14 @@ class _SpanAttention(torch.autograd.Function):
                 if mask_HX is not None:
                     dmask_HX += _sum_over_queries(ds_NCX * a_NCX, mask_HX)
                     ds_NCX = (_heads(ds_NCX, mask_HX) * mask_HX[:, None]).flatten(0, 1)
-                # This is do . o too, but rounded alike: the gradients of a query's scores then sum to zero.
+                # Equal to do . o, but rounded the same way: gradients of a query's scores then sum to zero.
                 inner_NC1 = (ds_NCX * a_NCX).sum(-1, keepdim=True)
             ds_NCX = (ds_NCX - inner_NC1).mul_(a_NCX)
             if total_NC1 is not None:
                 dmask_HX += _sum_over_queries(ds_NCX, mask_HX)
                 _heads(ds_NCX, mask_HX).mul_(mask_HX[:, None])
-                # What the softmax takes back, <da, a>, cancels to this; outside the span it is all there is.
+                # The subtracted term of the softmax gradient, <da, a>, reduces to this:
+                # the only term outside the span.
                 ds_NCX.addcmul_(a_NCX, inner_NC1, value=-EPSILON)
 
             ds_NCX = ds_NCX.to(q_NTK.dtype)
@@ -265,8 +266,8 @@ class _SpanAttention(torch.autograd.Function):
                 if dposition_q_NTK is None:
                     dq_NCK.baddbmm_(ds_NCW, p_NWK)
                 else:
-                    dasked_NCK = torch.bmm(ds_NCW, p_NWK)
-                    torch.mul(dasked_NCK, ctx.scale, out=dposition_q_NTK[:, chunk.queries])
+                    dposition_q_NCK = torch.bmm(ds_NCW, p_NWK)
+                    torch.mul(dposition_q_NCK, ctx.scale, out=dposition_q_NTK[:, chunk.queries])
             if persistent_k_NPK is not None:
                 dq_NCK.baddbmm_(ds_NCP, persistent_k_NPK)
                 _add_product(ds_NCP.mT, q_NCK, to=dpersistent_k_NPK)

@@ -1,13 +1,13 @@
 """Span attention on a GPU: the kernels of `triton_kernels.py`, the products around them, and autograd.
 
-Heads of a group remember equally far. The past of a group is one tensor of its keys and values, position by
-position; the kernels' `PAST` is all of these end to end. The term for the distance is a table, as wide for a
-head as the longest window of its group (`relative_bias.py`). The backward pass keeps it and turns its
-gradient into those of queries and position keys.
+Heads of a group have memories of one length. The past of a group is one tensor of its keys and values,
+position-major; the kernels' `PAST` is all of these end to end. The term for the distance is a table, as wide
+for a head as the longest window of its group (`relative_bias.py`). The backward pass computes the gradients
+of queries and position keys from that of the table.
 
 The kernels add the content bias u to queries as they read them, and sum its gradient in parts. The queries
-q + v that make the table are written out. Their gradient is part of that of q; without the part that came
-from the content it is the gradient of v.
+q + v of the table are stored. Their gradient is a part of that of q; the gradient of q minus the part from
+the content is the gradient of v.
 
 Shapes: as in the package, and G heads of a group, X = 2G (the keys of G heads, then their values).
 """
@@ -59,7 +59,7 @@ PERSISTENT_CONSTANTS = ("WIDTH", "BK", "HAS_SPANS", "RENORMALISE", "HAS_DROPOUT"
 
 
 class Layout(NamedTuple):
-    """For every head 8 numbers: where its past and its table lie (`triton_kernels.py`); and sizes."""
+    """For every head 8 numbers: the offsets of its past and its table (`triton_kernels.py`); and sizes."""
 
     heads: Tensor
     table: Sizes
@@ -67,7 +67,7 @@ class Layout(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What is the same for all heads."""
+    """Values that are the same for all heads."""
 
     ramp: int
     renormalise: bool
@@ -100,7 +100,7 @@ def _layout(
 
 
 def span_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: AttentionContext) -> Tensor:
-    """As the package's docstring says, [B, H, T, K]."""
+    """The operation of the package docstring, [B, H, T, K]."""
     dtype = q_BHTK.dtype
     if any(kv_BMXK.numel() >= 2**31 for kv_BMXK in context.past):
         raise UserError(

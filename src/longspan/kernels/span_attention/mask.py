@@ -1,4 +1,4 @@
-"""The soft edge of a learned span, and what keeps the renormalisation after it from dividing by zero."""
+"""The soft edge of a learned span, and the epsilon of the renormalisation after it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ EPSILON = 1e-8
 
 
 def soft_mask(spans_H: Tensor, ramp: int, window: int) -> Tensor:
-    """m_HW for the nearest `window` distances, nearest first: 1 inside the span, falling to 0 over the ramp.
+    """m_HW for the nearest `window` distances, nearest first: 1 inside the span, 0 beyond the ramp.
 
     At the nearest distance m is 1 even for a span of 0, which therefore still lets `ramp` positions through.
     Clamping passes the gradient at exactly 0 and 1: spans start on such a point.

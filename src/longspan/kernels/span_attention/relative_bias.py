@@ -1,14 +1,14 @@
 """The term for the distance, q_t . p_d, as a table of all queries and the distances that their heads see.
 
 The kernels of attention read it, and write its gradient, as `triton_kernels.py` says: query t of a text has
-distance d in column S - 8 + t % 8 - d of its row. So a tile here is of every eighth query: their columns
-agree.
+distance d in column S - 8 + t % 8 - d of its row. So a tile here has every eighth query: their columns are
+the same.
 
 All heads are computed at once, each as wide as its window. A program of the first two kernels has a tile of
 queries and loops over the columns. For the gradient of position keys, a program has a tile of columns and
 loops over the queries of one class; the last kernel adds up the sums of all classes and heads.
 
-Position keys lie one after the other.
+Position keys are contiguous.
 
 Shapes: as in the package, and S columns of a head.
 """
@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 CLASSES = 8
-"""Queries whose rows of the table are moved on by 0, 1, 2 ... columns."""
+"""Queries t with equal t % 8 are a class; row t of the table is shifted by t % 8 columns."""
 
 MARGIN = 256
 """How far beyond the table a tile of attention may read."""
@@ -38,7 +38,7 @@ _CLASSES, _MARGIN = tl.constexpr(CLASSES), tl.constexpr(MARGIN)
 
 
 class Sizes(NamedTuple):
-    """Of all heads: numbers of the table with its margins, columns together, and the most that a head has."""
+    """Elements of the table with its margins, columns of all heads, and most columns of a head."""
 
     numbers: int
     columns: int
@@ -46,7 +46,7 @@ class Sizes(NamedTuple):
 
 
 def whole(number: int) -> int:
-    """Rounded up to classes."""
+    """Rounded up to a multiple of `CLASSES`."""
     return -(-number // CLASSES) * CLASSES
 
 

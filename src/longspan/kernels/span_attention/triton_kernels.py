@@ -5,21 +5,21 @@ maximum, Z = sum of e and Y = sum of e m, where e = exp(score - maximum) and m i
 
     out = sum e m v / (Y + 1e-8 Z)
 
-and leaves one number per query, the logarithm of that total. The backward pass computes the weights again
+and stores one number per query, the logarithm of that total. The backward pass computes the weights again
 from it: by tiles of queries for the gradients of queries and spans, by tiles of keys for those of keys and
 values. Where that is faster (`KEEPS`) the first pass stores the weights and the gradients of the scores in
 tables, and the second only computes products. No two programs write to the same place: results do not depend
 on the order in which programs run.
 
-Most tiles lie inside: all their queries see all their keys through a mask of 1. They come in one run, between
-the tiles at the far edge of the span and those at the query's own position, and need no masks.
+Most tiles are inside: all their queries see all their keys with a mask of 1. They are contiguous, between the
+tiles at the far edge of the span and those at the query's own position, and need no masks.
 
 Keys have two sources. `PAST` holds what each group of heads remembers, as long as that group needs it; the
 block's own keys follow. Both are addressed by position, negative in the past, so a loop is a source and a
 range. The term for the distance is a table R[t, c] that `relative_bias.py` has made, oldest distance first.
 Position j of query t is its column j - t + t % 8 + constant: rows begin at multiples of 8, and so does every
-eighth key in them: they are read and written as they lie, in pieces of 8 numbers. Tiles begin at such keys.
-A tile may reach beyond its row into the rows next to it: the entries there belong to keys that are not seen.
+eighth key in them: they are read and written in aligned vectors of 8 numbers. Tiles begin at such keys.
+A tile may extend into the adjacent rows: the entries there belong to keys that are not seen.
 
 Shapes: as in the package; BM queries and BN keys in a tile, BK the head's width rounded up.
 """
@@ -34,7 +34,7 @@ from longspan.kernels.span_attention.mask import EPSILON
 
 EPS = tl.constexpr(EPSILON)
 LOG2E = tl.constexpr(1.4426950408889634)
-BEYOND = tl.constexpr(1 << 30)  # the position that no tile begins at
+BEYOND = tl.constexpr(1 << 30)  # a position at which no tile begins
 PERSISTENT_BEGIN = tl.constexpr(1 << 30)  # for dropout: the position of the first persistent vector
 
 # The table of heads has 8 numbers in a row. Those of the past count in rows of a head, WIDTH numbers each.
@@ -43,19 +43,19 @@ PERSISTENT_BEGIN = tl.constexpr(1 << 30)  # for dropout: the position of the fir
 
 
 @triton.jit
-def _rise(edge, t, j, slope):
-    """The soft mask before it is clamped; `edge` is where it reaches 0. In [0, 1] it moves with the span."""
+def _unclamped_mask(edge, t, j, slope):
+    """The soft mask before it is clamped; `edge` is where it reaches 0. In [0, 1] it passes gradients."""
     return ((edge - t)[:, None] + j.to(tl.float32)[None, :]) * slope
 
 
 @triton.jit
-def _clamped(rise):
-    return tl.minimum(tl.maximum(rise, 0.0), 1.0)
+def _clamped(mask):
+    return tl.minimum(tl.maximum(mask, 0.0), 1.0)
 
 
 @triton.jit
 def _rows(base, row, step, there, WIDTH: tl.constexpr, BK: tl.constexpr, ALL_THERE: tl.constexpr):
-    """Rows of a head, [rows, BK], zeros for those that are not there."""
+    """Rows of a head, [rows, BK], zeros for missing rows."""
     kk = tl.arange(0, BK)
     at = base + row[:, None] * step + kk[None, :]
     if ALL_THERE:
@@ -72,7 +72,7 @@ def _rows(base, row, step, there, WIDTH: tl.constexpr, BK: tl.constexpr, ALL_THE
 
 @triton.jit
 def _biased(q, BIAS, h, there, WIDTH: tl.constexpr, BK: tl.constexpr):
-    """Rows of queries with the bias of their head; those that are not there stay zeros."""
+    """Rows of queries with the bias of their head; missing rows stay zeros."""
     kk = tl.arange(0, BK)
     bias = tl.load(BIAS + h * WIDTH + kk, mask=kk < WIDTH, other=0.0).to(q.dtype)
     both = (q.to(tl.float32) + bias.to(tl.float32)[None, :]).to(q.dtype)
@@ -89,7 +89,7 @@ def _store_rows(base, row, step, there, values, WIDTH: tl.constexpr, BK: tl.cons
 @triton.jit
 def _seen(t, j, window, filled, T, FIRST: tl.constexpr, HAS_FILLED: tl.constexpr):
     """Which keys the queries see, [queries, keys]."""
-    # Without a sign, what is nearer than the first distance is further than any: one comparison does.
+    # As unsigned numbers, distances below the first are larger than any window: one comparison is enough.
     beyond_first = ((t - FIRST)[:, None] - j[None, :]).to(tl.uint32)
     seen = beyond_first < tl.where(t < T, window, 0).to(tl.uint32)[:, None]
     if HAS_FILLED:
@@ -99,7 +99,7 @@ def _seen(t, j, window, filled, T, FIRST: tl.constexpr, HAS_FILLED: tl.constexpr
 
 @triton.jit
 def _table_begin(table, b, t0, T):
-    """Where row `t0` of a text, a multiple of 8, has position 0 in R, and how far its rows lie apart."""
+    """Where row `t0` of a text, a multiple of 8, has position 0 in R, and the stride of its rows."""
     step = tl.multiple_of(tl.load(table + 7), 8)
     begin = tl.multiple_of(tl.load(table + 6), 8)
     return begin + (b * (tl.cdiv(T, 8) * 8) + t0).to(tl.int64) * step + (step - 8 - t0), step.to(tl.int32)
@@ -113,10 +113,10 @@ def _table_rows(step, BM: tl.constexpr):
 
 
 @triton.jit
-def _in_rows(ahead, step, BM: tl.constexpr, BN: tl.constexpr):
-    """Which places of a tile, keys that begin `ahead` of its queries, lie in their own row of a table."""
+def _in_rows(offset, step, BM: tl.constexpr, BN: tl.constexpr):
+    """Which elements of a tile, whose keys begin `offset` after its queries, are in their row of a table."""
     step = tl.multiple_of(step, 8)
-    begin = tl.multiple_of(ahead, 8) + step - 8 - tl.arange(0, BM) // 8 * 8
+    begin = tl.multiple_of(offset, 8) + step - 8 - tl.arange(0, BM) // 8 * 8
     column = begin[:, None] + tl.arange(0, BN)[None, :]
     return (column >= 0) & (column < step)
 
@@ -153,7 +153,7 @@ def _farthest_inside(edge, ramp, window, FIRST: tl.constexpr, HAS_SPANS: tl.cons
 def _inner_tiles(origin, first, last, STEP: tl.constexpr):
     """Begin and end of the tiles, counted from `origin` in steps, that lie within [first, last).
 
-    Without any both are beyond all tiles: these are one run then.
+    If there are none, both are beyond all tiles.
     """
     begin = origin + tl.cdiv(tl.maximum(first - origin, 0), STEP) * STEP
     end = origin + (tl.maximum(last - origin, 0) // STEP) * STEP
@@ -165,7 +165,7 @@ def _source(
     K, V, PAST, table, b, h, reach, k_b, k_h, k_t, v_b, v_h, v_t, oldest, end,
     FROM_BLOCK: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Where keys and values of the block or the past lie, by position, and the range that tiles cover."""
+    """Addresses of keys and values of the block or the past, by position, and the range that tiles cover."""
     if FROM_BLOCK:
         k_base = K + b.to(tl.int64) * k_b + h * k_h
         v_base = V + b.to(tl.int64) * v_b + h * v_h
@@ -211,7 +211,7 @@ def _forward_tiles(
         z = z * shrink + sum_e
         if HAS_SPANS:
             if not INSIDE:
-                e *= _clamped(_rise(edge, t, j, slope))
+                e *= _clamped(_unclamped_mask(edge, t, j, slope))
                 sum_e = tl.sum(e, 1)
             y = y * shrink + sum_e
         if HAS_DROPOUT:
@@ -318,7 +318,8 @@ def _score_gradient(share, dw, inner, mask, HAS_SPANS: tl.constexpr, RENORMALISE
     """The gradient of the scores: `share` is the softmax over the total, w = share mask, inner = <w, dw>."""
     if HAS_SPANS:
         if RENORMALISE:
-            # What the softmax takes back cancels to 1e-8 <w, dw>: outside the span that is all there is.
+            # The subtracted term of the softmax gradient, <da, a>, reduces to 1e-8 <w, dw>,
+            # which is the only term outside the span.
             return share * (mask * (dw - inner) - EPS * inner)
         else:
             return share * (mask * dw - inner)
@@ -357,11 +358,11 @@ def _query_gradient_tiles(
             dw = tl.where(kept, dw * keep_scale, 0.0)
         w = share
         if HAS_SPANS and not INSIDE:
-            rise = _rise(edge, t, j, slope)
+            unclamped = _unclamped_mask(edge, t, j, slope)
             dmask = share * (dw - inner[:, None]) if RENORMALISE else share * dw
-            dspan += tl.sum(tl.where((rise >= 0.0) & (rise <= 1.0), dmask, 0.0), 1)
-            w = share * _clamped(rise)
-            ds = _score_gradient(share, dw, inner[:, None], _clamped(rise), HAS_SPANS, RENORMALISE)
+            dspan += tl.sum(tl.where((unclamped >= 0.0) & (unclamped <= 1.0), dmask, 0.0), 1)
+            w = share * _clamped(unclamped)
+            ds = _score_gradient(share, dw, inner[:, None], _clamped(unclamped), HAS_SPANS, RENORMALISE)
         else:
             ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
         ds = ds.to(k.dtype)
@@ -385,7 +386,7 @@ def _query_gradient_tiles(
 
 @triton.jit
 def _clear_before(base, step, first, t0, T, BM: tl.constexpr, BN: tl.constexpr):
-    """Zeros for the distances in a row of the table that no tile comes to: those before position `first`."""
+    """Zeros for the distances in a row of the table that no tile covers: those before position `first`."""
     x = tl.arange(0, BM)
     before = tl.minimum(tl.maximum(first + step - 8 - t0 - x // 8 * 8, 0), step)
     before = tl.multiple_of(tl.where(t0 + x < tl.cdiv(T, 8) * 8, before, 0), 8)
@@ -408,8 +409,8 @@ def query_gradient_kernel(
 ):  # fmt: skip
     """A tile of queries: their gradient, that of their rows of R, and their part of those of span and bias.
 
-    It also leaves <out, dout> of every query, queries with their bias, which lie as OUT does, and if it
-    `KEEPS` them the weights that values have, in a table W like R, for the kernels that follow.
+    For the next kernels it also stores <out, dout> of every query, queries with their bias in the layout
+    of OUT, and with `KEEPS` the weights of the values, in a table W like R.
     """
     b = tl.program_id(1) % B
     h = H - 1 - tl.program_id(1) // B
@@ -490,7 +491,7 @@ def query_gradient_kernel(
     part = (h * B + b) * tl.num_programs(0) + tl.program_id(0)
     if HAS_BIAS:
         kk = tl.arange(0, BK)
-        # Of the rows as they are stored: so it can be taken out again of a sum over them.
+        # Computed from the stored, rounded rows, so that it can be subtracted from a sum over them.
         dbias = tl.sum(tl.where((t < T)[:, None], dq.to(tl.float32), 0.0), 0)
         tl.store(DBIAS + part * WIDTH + kk, dbias, mask=kk < WIDTH)
     if HAS_SPANS:
@@ -527,7 +528,7 @@ def _key_gradient_tiles(
         w = share
         mask = 1.0
         if HAS_SPANS and not INSIDE:
-            mask = _clamped(_rise(edge, t, j, slope))
+            mask = _clamped(_unclamped_mask(edge, t, j, slope))
             w = share * mask
         if HAS_DROPOUT:
             row_key = mixed((row0 + t).to(tl.uint32) ^ seed)

@@ -1,4 +1,4 @@
-"""Every way to cut a vocabulary, and what it costs, straight from the definitions."""
+"""All cutoffs of a vocabulary, and their costs computed from the definitions."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def time_cost(counts: list[int], cuts: tuple[int, ...], floor: int) -> int:
     return first + sum(max(area, (j - i) * sum(counts[i:j])) for i, j in itertools.pairwise(bounds))
 
 
-def every_way(num_words: int, num_clusters: int) -> itertools.combinations:
+def all_cutoffs(num_words: int, num_clusters: int) -> itertools.combinations:
     """In lexicographic order, so that `min` finds the first of equals."""
     return itertools.combinations(range(1, num_words), num_clusters - 1)
