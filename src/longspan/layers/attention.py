@@ -128,6 +128,7 @@ class Attention(AttentionHeads):
         read = State({"read": state.tensor("read").clone()} if self._positions[0].counts else {})
 
         unchanged, sizes = not (self.qk_norm or read), [self.num_heads, 2 * self.num_heads]
+        counts = list(read.flatten().values())
 
         def step(h_1BD: Tensor) -> Tensor:
             x_1BD = self.norm(h_1BD) if self.norm_first else h_1BD
@@ -138,9 +139,9 @@ class Attention(AttentionHeads):
                 qkv = self._qk_norm_rope(rows_BRK[:, None], read, order)
                 q_BHK, kv_BXK = qkv.q_BTHK.squeeze(1), qkv.kv_BTXK.squeeze(1)
             found_BHK = attention.attend(q_BHK, kv_BXK)
-            for count_B in read.flatten().values():
+            for count_B in counts:
                 count_B += 1
-            h_1BD = project_out(found_BHK.flatten(1)[None], onto=h_1BD)
+            h_1BD = project_out(found_BHK.reshape(1, h_1BD.shape[1], -1), onto=h_1BD)
             return h_1BD if self.norm_first else self.norm(h_1BD)
 
         return step

@@ -106,7 +106,7 @@ class _Group:
             self._remember(kv_2N1K)
         weights_N1X = self._weights(q_N1K, filled_B)
         values_NWK = self._values_NRK.narrow(1, self._start, self._window)
-        used_N1X = weights_N1X.to(q_N1K.dtype)
+        used_N1X = weights_N1X if weights_N1X.dtype == q_N1K.dtype else weights_N1X.to(q_N1K.dtype)
         if self._persistent is None:
             out_N1K = torch.bmm(used_N1X, values_NWK)
         else:
@@ -136,7 +136,8 @@ class _Group:
             scores_N1X = torch.cat([scores_N1X, persistent_N1P], dim=-1)
         weights_N1X = torch.softmax(scores_N1X, dim=-1, dtype=self._exact)
         if self._mask_N1W is not None:
-            weights_N1X.narrow(-1, 0, self._window).mul_(self._mask_N1W)
+            masked = weights_N1X if self._persistent is None else weights_N1X.narrow(-1, 0, self._window)
+            masked.mul_(self._mask_N1W)
         return weights_N1X
 
     def _remember(self, kv_2N1K: Tensor) -> None:
