@@ -380,7 +380,7 @@ def dense(case: Case, tensors: dict[str, Tensor], kept: Tensor, dropout: float) 
         if case.num_persistent:
             score_BTX = torch.cat([score_BTX, q_BTK @ tensors["persistent_k"][head].mT], dim=-1)
         weight_BTX = torch.softmax(score_BTX / math.sqrt(case.width), dim=-1)
-        mask_1W = soft_mask(tensors["spans_H"][head : head + 1], case.ramp, window)
+        mask_1W = soft_mask(tensors["spans"][head : head + 1], case.ramp, window)
         weight_BTX = weight_BTX * torch.nn.functional.pad(mask_1W, (0, case.num_persistent), value=1.0)
         if case.renormalise:
             weight_BTX = weight_BTX / (weight_BTX.sum(-1, keepdim=True) + EPSILON)

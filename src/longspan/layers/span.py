@@ -1,8 +1,8 @@
-"""Where a head may look: a fixed window or a learned span.
+"""Where a head may look: a fixed window or a learned span. `dynamic_span.py` has spans that follow the input.
 
 A span module says how far each head must be computed now (`windows_for`) and how far it may ever look
-(`caps`), how much must be remembered (`memory_length`), and which soft edge the kernel applies (`spans_H`,
-`ramp`). All but the last are plain integers. After every update they are copied to the host asynchronously;
+(`caps`), how much must be remembered (`memory_length`), and which soft edge the kernel applies (`spans_for`,
+`ramp`). All but the spans are plain integers. After every update they are copied to the host asynchronously;
 the first reader synchronises.
 """
 
@@ -52,8 +52,11 @@ class Span(nn.Module, ABC):
         """How many positions before the block must be remembered now."""
 
     @abstractmethod
-    def spans_H(self) -> Tensor | None:
-        """The learned spans in tokens, without the ramp; None without a soft edge."""
+    def spans_for(self, x_BTD: Tensor) -> Tensor | None:
+        """Spans in tokens, without the ramp: [H], or [B, H, T] if they depend on x; None without a soft edge.
+
+        x is the input of the attention layer.
+        """
 
 
 class FixedSpan(Span):
@@ -83,7 +86,7 @@ class FixedSpan(Span):
     def memory_length(self) -> int:
         return max(self._windows)
 
-    def spans_H(self) -> Tensor | None:
+    def spans_for(self, x_BTD: Tensor) -> None:
         return None
 
 
@@ -106,18 +109,15 @@ class WholeMemory(Span):
     def memory_length(self) -> int:
         return self._memory_length
 
-    def spans_H(self) -> Tensor | None:
+    def spans_for(self, x_BTD: Tensor) -> None:
         return None
 
 
-class LearnedSpan(Span):
-    """Adaptive attention span (Sukhbaatar et al., 2019, section 3): head h sees about z_h * limit_h tokens.
+class PenalisedSpan(Span):
+    """Spans that are penalised: a loss per token of mean span.
 
-    z in [0, 1] is learned; `fraction_H` holds one of each head, or a single one that the layer's heads share.
-    The limit is the same for all heads, or grows geometrically from the first head to the last.
-    The penalty is loss per token of mean span. A penalty that ramps in counts the updates in a tensor,
-    saved with the weights, so that a resumed run continues the ramp. Hooks compute the spans of all layers
-    at once: one by one they would be a hundred small operations per step.
+    A penalty that ramps in counts the updates in a tensor, saved with the weights, so that a resumed run
+    continues the ramp.
     """
 
     is_soft = True
@@ -129,19 +129,46 @@ class LearnedSpan(Span):
         self.ramp = config.ramp
         self.renormalise = config.renormalise
         self.penalty_weight = config.penalty
+        self._num_heads = num_heads
+        self._free = config.penalty_from
+        self._growth = max(0, config.penalty_full - config.penalty_from) + 1
+        grows = config.penalty_from or config.penalty_full
+        self.register_buffer("updates", torch.zeros((), dtype=torch.long) if grows else None)
+
+    def after_update(self) -> None:
+        if self.updates is not None:
+            self.updates += 1
+
+    def ramped_in(self, penalty: Tensor) -> Tensor:
+        """The part of a penalty that counts now."""
+        if self.updates is None:
+            return penalty
+        return penalty * ((self.updates + 1 - self._free) / self._growth).clamp(0, 1)
+
+    def sizes_of(self, spans: Tensor) -> Tensor:
+        """How many tokens heads can see that have these spans, the ramp included."""
+        return spans.ceil().add(self.ramp).clamp(max=self.limit)
+
+
+class LearnedSpan(PenalisedSpan):
+    """Adaptive attention span (Sukhbaatar et al., 2019, section 3): head h sees about z_h * limit_h tokens.
+
+    z in [0, 1] is learned; `fraction_H` holds one of each head, or a single one that the layer's heads share.
+    The limit is the same for all heads, or grows geometrically from the first head to the last.
+    Hooks compute the spans of all layers at once: one by one they would be a hundred small operations per
+    step.
+    """
+
+    def __init__(self, config: SpanConfig, num_heads: int) -> None:
+        super().__init__(config, num_heads)
         self._full_memory = config.memory == "full"
         self._over_layer = config.softmax_over == "layer"
         self.windows_follow_spans = not self._over_layer
-        self._num_heads = num_heads
         self._copy: _SizesCopy | None = None
         self.limits = _limits(config, num_heads)
         own = num_heads if config.per == "head" else 1
         self.fraction_H = nn.Parameter(torch.full((own,), float(config.start)))
         self.set_fractions([config.start] * num_heads)
-        self._free = config.penalty_from
-        self._growth = max(0, config.penalty_full - config.penalty_from) + 1
-        grows = config.penalty_from or config.penalty_full
-        self.register_buffer("updates", torch.zeros((), dtype=torch.long) if grows else None)
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -176,16 +203,16 @@ class LearnedSpan(Span):
         """z of each head."""
         return self.fraction_H.expand(self._num_heads)
 
-    def spans_H(self) -> Tensor | None:
+    def spans_H(self) -> Tensor:
+        """The spans in tokens, without the ramp."""
         return self._in_tokens(self.fractions_H())
+
+    def spans_for(self, x_BTD: Tensor) -> Tensor:
+        return self.spans_H()
 
     @staticmethod
     def penalties_of(spans: Sequence[LearnedSpan]) -> dict[str, Tensor]:
         return {"span": span_penalty(spans)}
-
-    def after_update(self) -> None:
-        if self.updates is not None:
-            self.updates += 1
 
     @staticmethod
     def refresh_of(spans: Sequence[LearnedSpan]) -> None:
@@ -211,8 +238,7 @@ class LearnedSpan(Span):
 
     def sizes_H(self) -> Tensor:
         """How many tokens each head can see, the ramp included."""
-        tokens_H = self._in_tokens(self.fractions_H().detach().double())
-        return tokens_H.ceil().add(self.ramp).clamp(max=self.limit)
+        return self.sizes_of(self._in_tokens(self.fractions_H().detach().double()))
 
     def _in_tokens(self, fractions_H: Tensor) -> Tensor:
         if min(self.limits) == self.limit:
@@ -272,10 +298,7 @@ def span_penalty(spans: Sequence[LearnedSpan]) -> Tensor:
 def _penalty_of_alike(spans: Sequence[LearnedSpan]) -> Tensor:
     any_of_them = spans[0]
     tokens_LH = any_of_them._in_tokens(torch.stack([span.fractions_H() for span in spans]))
-    whole = any_of_them.penalty_weight * tokens_LH.mean(dim=1).sum()
-    if any_of_them.updates is None:
-        return whole
-    return whole * ((any_of_them.updates + 1 - any_of_them._free) / any_of_them._growth).clamp(0, 1)
+    return any_of_them.ramped_in(any_of_them.penalty_weight * tokens_LH.mean(dim=1).sum())
 
 
 def clamp_and_read(spans: Sequence[LearnedSpan]) -> None:
@@ -317,7 +340,3 @@ def _limits(config: SpanConfig, num_heads: int) -> tuple[int, ...]:
     shortest = config.limit if config.limit_shortest is None else config.limit_shortest
     ratio = (config.limit / shortest) ** (1 / max(1, num_heads - 1))
     return tuple(round(config.limit / ratio**steps) for steps in reversed(range(num_heads)))
-
-
-def build_span(config: SpanConfig, num_heads: int) -> Span:
-    return LearnedSpan(config, num_heads) if config.kind == "learned" else FixedSpan(config, num_heads)

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from longspan.compile_fallback import CompileFallback
 from longspan.config.training import Precision
+from longspan.hooks import added_penalties
 from longspan.models.interface import LanguageModel
 from longspan.state import State
 from longspan.training.graphs import CapturedModel
@@ -88,13 +89,16 @@ class Updater:
         after: list[State] = []
         for first, end in itertools.pairwise(edges):
             lanes = slice(first, end)
-            hidden_BTD, new_state = self._read(tokens_BT[lanes], state.select(lanes))
+            with added_penalties() as added:
+                hidden_BTD, new_state = self._read(tokens_BT[lanes], state.select(lanes))
             with self._autocast():
                 nll_BT = self.model.head.nll(hidden_BTD, targets_BT[lanes])
             piece = nll_BT.sum()
             loss = piece / targets_BT.numel()
             if first == 0:  # once per batch, not once per micro-batch
                 loss = loss + sum(self.model.penalties().values())
+            if added:  # a mean over the tokens of this micro-batch
+                loss = loss + sum(added) * ((end - first) / batch_size)
             self.scaler.scale(loss).backward()
             nats = nats + piece.detach()
             after.append(new_state.detach())

@@ -126,7 +126,7 @@ def span_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Atte
             position_keys,
             persistent_k_HPK,
             persistent_v_HPK,
-            None if context.spans_H is None else context.spans_H.float().contiguous(),
+            None if context.spans is None else context.spans.float().contiguous(),
             context.filled_B,
             tuple(context.windows),
             options,
