@@ -79,17 +79,17 @@ def test_a_penalty_ramps_in():
 
 def test_gradients_of_the_loss_with_its_penalty_are_those_of_finite_differences():
     model = model_of().double().train()
-    tokens, targets, state = block(model)
+    tokens, _, state = block(model)
+    of_hidden = torch.randn(12, dtype=torch.float64)
 
     def loss() -> Tensor:
         with added_penalties() as added:
             hidden, _ = model(tokens, state)
-        nll = -model.head.log_probs(hidden).gather(-1, targets[..., None]).mean()  # in float64
-        return nll + torch.stack(added).sum()
+        return (hidden @ of_hidden).square().mean() + torch.stack(added).sum()  # the head is in float32
 
     assert len(spans_of(model)) == 2
-    gradients = torch.autograd.grad(loss(), list(model.parameters()))
-    for weight, gradient in zip(model.parameters(), gradients, strict=True):
+    weights = [weight for name, weight in model.named_parameters() if not name.startswith("head")]
+    for weight, gradient in zip(weights, torch.autograd.grad(loss(), weights), strict=True):
         direction = torch.randn_like(weight)
         change = []
         for step in (1e-6, -1e-6):
@@ -162,7 +162,7 @@ def trained(penalty: float) -> tuple[LanguageModel, list[float]]:
         num_heads=2,
         inner_width=32,
         dropout=0.0,
-        span=SpanConfig(kind="dynamic", limit=24, ramp=4, start=0.3, penalty=penalty),
+        span=SpanConfig(kind="dynamic", limit=24, ramp=4, start=0.6, penalty=penalty),
     )
     torch.manual_seed(0)
     model = build(config, 9).train()

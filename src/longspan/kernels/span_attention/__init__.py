@@ -10,8 +10,9 @@ For a query at position t and a distance d = first, first + 1, ..., first + wind
 Persistent vectors are further keys and values of a head without a position: their score is
 (q_t + u) . k_p / sqrt(K), they take part in the same softmax and their m is 1. A head has one span, or a
 span for every query. Without spans there is no m and w = a. Without renormalisation w = a m: persistent
-vectors do not gain what the mask removes. Positions before the first key count as zero keys and zero values; with `filled`, the number of memory rows
-that are filled, query t of a block sees only the distances up to t + filled.
+vectors do not gain what the mask removes. Positions before the first key count as zero keys and zero values;
+with `filled`, the number of memory rows that are filled, query t of a block sees only the distances up to
+t + filled.
 
 The biases u and v of every head are optional, and every head may have its own p_d. Where p_d = M e_d, with a
 matrix M of every head and e_d the same for all, M and e_d may be given instead: with few queries and many
