@@ -155,39 +155,44 @@ def recall_blocks(steps: int, batch: int = 16, length: int = 24):
         yield part[:, :-1], part[:, 1:]
 
 
-def trained(penalty: float) -> tuple[LanguageModel, list[float]]:
+def trained(steps: int, **span: float) -> tuple[LanguageModel, list[float]]:
     config = AdaptiveSpanConfig(
         num_layers=1,
         width=32,
-        num_heads=2,
+        num_heads=1,
         inner_width=32,
         dropout=0.0,
-        span=SpanConfig(kind="dynamic", limit=24, ramp=4, start=0.6, penalty=penalty),
+        span=SpanConfig(kind="dynamic", limit=24, ramp=4, start=0.8, **span),
     )
     torch.manual_seed(0)
     model = build(config, 9).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     updater, state, losses = Updater(model), model.initial_state(16), []
-    for tokens, targets in recall_blocks(400):
+    for tokens, targets in recall_blocks(steps):
         nats, state = updater.update(tokens, targets, state, [optimizer])
         losses.append(float(nats) / targets.numel())
     return model.eval(), losses
 
 
 def test_spans_are_learned_where_they_are_needed():
-    model, losses = trained(penalty=0.01)
+    """Long after a question mark and short elsewhere; without the question's answer the loss is above 1.6."""
+    model, losses = trained(600, penalty=0.002, penalty_from=250)
     (span,) = spans_of(model)
-    hidden = {}
-    span.register_forward_hook(lambda _, __, spans_BHT: hidden.update(spans=spans_BHT))
+    seen = {}
+    span.register_forward_hook(lambda _, __, spans_BHT: seen.update(spans=spans_BHT))
     tokens, _ = next(iter(recall_blocks(1)))
     with torch.no_grad():
         model(tokens, model.initial_state(16))
-    longest_BT = hidden["spans"].amax(1)
-    asking, others = longest_BT[tokens == 8].mean(), longest_BT[tokens != 8].mean()
-    assert sum(losses[-20:]) < 0.85 * sum(losses[:20])
-    assert asking > 8 > 2 * others, (asking, others, losses[0], losses[-1])
+    spans_BT = seen["spans"][:, 0]
+    assert losses[0] > 2
+    assert sum(losses[-20:]) / 20 < 1.4
+    assert spans_BT[tokens == 8].mean() > 12
+    assert spans_BT[tokens != 8].mean() < 8
 
 
-def test_a_heavier_penalty_gives_shorter_spans():
-    (free,), (short,) = (spans_of(trained(penalty)[0]) for penalty in (0.0, 0.03))
-    assert short.diagnostics_of([short])["span_mean"] < 0.7 * free.diagnostics_of([free])["span_mean"]
+def test_a_penalty_gives_shorter_spans():
+    means = []
+    for penalty in (0.0, 0.05):
+        (span,) = spans_of(trained(40, penalty=penalty)[0])
+        means.append(span.diagnostics_of([span])["span_mean"])
+    assert means[1] < 0.8 * means[0]

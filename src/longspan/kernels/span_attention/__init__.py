@@ -98,8 +98,7 @@ def span_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Atte
         return F.scaled_dot_product_attention(
             q_BHTK, k_BHTK, v_BHTK, dropout_p=context.dropout, is_causal=True
         )
-    of_queries = context.spans is not None and context.spans.dim() == 3
-    if (gpu := _gpu_backend(q_BHTK, q_BHTK.shape[-1])) is not None and not of_queries:
+    if (gpu := _gpu_backend(q_BHTK, q_BHTK.shape[-1])) is not None:
         attended_BHTK: Tensor = gpu.span_attention(q_BHTK, k_BHTK, v_BHTK, context)
         return attended_BHTK
     if q_BHTK.shape[2] == 1 and context.dropout == 0 and not torch.is_grad_enabled():
