@@ -84,12 +84,8 @@ def supports(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: AttentionC
     block, width = q_BHTK.shape[2:]
     if block < SHORTEST or width % LANES or torch.compiler.is_compiling():
         return False
-    missing = (
-        context.content_bias_HK,
-        context.position_bias_HK,
-        context.position_map_HKE,
-        context.persistent,
-    )
+    biases = context.content_bias_HK, context.position_bias_HK
+    missing = *biases, context.position_map_HKE, context.persistent
     if any(x is not None for x in missing) or not (context.renormalise or context.spans is None):
         return False
     if context.position_keys is not None and context.position_keys.dim() != 2:
@@ -189,39 +185,19 @@ class _SpanAttention(torch.autograd.Function):
 
 
 def _call(
-    settings: _Settings,
-    q_BHTK: Tensor,
-    k_BHTK: Tensor,
-    v_BHTK: Tensor,
-    mask_HL: Tensor | None,
-    spans_BHT: Tensor | None,
-    p_LK: Tensor | None,
-    *past: Tensor,
-    dpast: Sequence[Tensor] | None = None,
-) -> _Call:
+    settings: _Settings, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask_HL: Tensor | None,
+    spans_BHT: Tensor | None, p_LK: Tensor | None, *past: Tensor, dpast: Sequence[Tensor] | None = None,
+) -> _Call:  # fmt: skip
     """The arguments that both passes have."""
     batch, heads, block, width = q_BHTK.shape
     return _Call(
-        batch=batch,
-        heads=heads,
-        block=block,
-        width=width,
-        first_distance=settings.first_distance,
-        longest=max(settings.windows),
-        threads=torch.get_num_threads(),
-        seed=settings.seed,
-        scale=1 / math.sqrt(width),
-        dropout=settings.dropout,
-        ramp=settings.ramp,
-        q=_rows(q_BHTK, head=1, row=2),
-        k=_rows(k_BHTK, head=1, row=2),
-        v=_rows(v_BHTK, head=1, row=2),
-        each=_heads(settings.windows, past, dpast or past),
-        filled=_start(settings.filled_B),
-        mask=_start(mask_HL),
-        spans=_start(spans_BHT),
-        position_keys=_start(p_LK),
-    )
+        batch=batch, heads=heads, block=block, width=width, first_distance=settings.first_distance,
+        longest=max(settings.windows), threads=torch.get_num_threads(), seed=settings.seed,
+        scale=1 / math.sqrt(width), dropout=settings.dropout, ramp=settings.ramp,
+        **{name: _rows(x, head=1, row=2) for name, x in zip("qkv", (q_BHTK, k_BHTK, v_BHTK), strict=True)},
+        each=_heads(settings.windows, past, dpast or past), filled=_start(settings.filled_B),
+        mask=_start(mask_HL), spans=_start(spans_BHT), position_keys=_start(p_LK),
+    )  # fmt: skip
 
 
 def _heads(windows: Sequence[int], past: Sequence[Tensor], dpast: Sequence[Tensor]) -> Any:
@@ -231,11 +207,8 @@ def _heads(windows: Sequence[int], past: Sequence[Tensor], dpast: Sequence[Tenso
     for kv_BMXK, dkv_BMXK in zip(past, dpast, strict=True):
         size = kv_BMXK.shape[2] // 2
         for place in range(size):
-            rows = [
-                _rows(x_BMXK[:, :, at], row=1)
-                for x_BMXK in (kv_BMXK, dkv_BMXK)
-                for at in (place, size + place)
-            ]
+            places = [(x_BMXK, at) for x_BMXK in (kv_BMXK, dkv_BMXK) for at in (place, size + place)]
+            rows = [_rows(x_BMXK[:, :, at], row=1) for x_BMXK, at in places]
             window = windows[len(heads)]
             heads.append(_Head(*rows, len(heads), kv_BMXK.shape[1], window, begins))
             begins += _columns(window)

@@ -41,11 +41,8 @@ class OneToken:
 
     def __init__(self, context: AttentionContext) -> None:
         past, windows = context.past, context.windows
-        filled_B, persistent, position_keys = (
-            context.filled_B,
-            context.persistent,
-            context.mapped_position_keys(),
-        )
+        filled_B, persistent = context.filled_B, context.persistent
+        position_keys = context.mapped_position_keys()
         first = past[0]
         sizes = [window + 1 for window in windows]
         begins = list(accumulate(sizes, initial=0))

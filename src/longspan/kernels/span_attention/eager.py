@@ -64,18 +64,10 @@ def _group(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, context: AttentionCon
     with torch.autocast(q_BHTK.device.type, enabled=False):
         out_NTK: Tensor = _SpanAttention.apply(  # type: ignore[no-untyped-call]
             context.content_queries(q_BHTK),
-            _band(k_BHSK, window, block, context.first_distance),
-            _band(v_BHSK, window, block, context.first_distance),
-            position_q_BHTK,
-            p_NWK,
-            persistent_k_NPK,
-            persistent_v_NPK,
-            mask,
-            context.filled_B,
-            1 / math.sqrt(width),
-            context.renormalise,
-            context.dropout,
-        )
+            *(_band(x_BHSK, window, block, context.first_distance) for x_BHSK in (k_BHSK, v_BHSK)),
+            position_q_BHTK, p_NWK, persistent_k_NPK, persistent_v_NPK, mask, context.filled_B,
+            1 / math.sqrt(width), context.renormalise, context.dropout,
+        )  # fmt: skip
     return out_NTK.view(batch, heads, block, width)
 
 
@@ -155,20 +147,10 @@ class _SpanAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q_BHTK: Tensor,
-        k_NSK: Tensor,
-        v_NSK: Tensor,
-        position_q_BHTK: Tensor | None,
-        p_NWK: Tensor | None,
-        persistent_k_NPK: Tensor | None,
-        persistent_v_NPK: Tensor | None,
-        mask: Tensor | None,
-        filled_B: Tensor | None,
-        scale: float,
-        renormalise: bool,
-        dropout: float,
-    ) -> Tensor:
+        ctx: Any, q_BHTK: Tensor, k_NSK: Tensor, v_NSK: Tensor, position_q_BHTK: Tensor | None,
+        p_NWK: Tensor | None, persistent_k_NPK: Tensor | None, persistent_v_NPK: Tensor | None,
+        mask: Tensor | None, filled_B: Tensor | None, scale: float, renormalise: bool, dropout: float,
+    ) -> Tensor:  # fmt: skip
         window = k_NSK.shape[1] - q_BHTK.shape[2]
         q_NTK = _scaled(q_BHTK, scale)
         position_q_NTK = q_NTK if position_q_BHTK is None else _scaled(position_q_BHTK, scale)
@@ -208,17 +190,9 @@ class _SpanAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout_NTK: Tensor) -> tuple[Tensor | None, ...]:
         (
-            q_NTK,
-            k_NSK,
-            v_NSK,
-            position_q_NTK,
-            p_NWK,
-            persistent_k_NPK,
-            persistent_v_NPK,
-            mask,
-            out_NTK,
+            q_NTK, k_NSK, v_NSK, position_q_NTK, p_NWK, persistent_k_NPK, persistent_v_NPK, mask, out_NTK,
             *saved,
-        ) = ctx.saved_tensors
+        ) = ctx.saved_tensors  # fmt: skip
         window = k_NSK.shape[1] - q_NTK.shape[1]
         exact = torch.promote_types(q_NTK.dtype, torch.float32)  # chunks overlap: sums need full precision
         learned_NWK = p_NWK if ctx.needs_input_grad[4] else None  # sinusoids are not
@@ -290,13 +264,9 @@ def _scaled(q_BHTK: Tensor, scale: float) -> Tensor:
 
 
 def _softmax(
-    q_NCK: Tensor,
-    k_NGK: Tensor,
-    position_q_NCK: Tensor,
-    p_NWK: Tensor | None,
-    persistent_k_NPK: Tensor | None,
-    unseen_BCW: Tensor | None,
-) -> Tensor:
+    q_NCK: Tensor, k_NGK: Tensor, position_q_NCK: Tensor, p_NWK: Tensor | None,
+    persistent_k_NPK: Tensor | None, unseen_BCW: Tensor | None,
+) -> Tensor:  # fmt: skip
     """Over the distances of the window, oldest first, and then the persistent vectors."""
     scores = _by_distance(torch.bmm(q_NCK, k_NGK.mT))
     if p_NWK is not None:

@@ -78,12 +78,8 @@ class Options(NamedTuple):
 
 @cache  # never freed: a CUDA graph reads them at their address
 def _layout(
-    windows: tuple[int, ...],
-    pasts: tuple[tuple[int, int], ...],
-    batch: int,
-    block: int,
-    device: torch.device,
-) -> Layout:
+    windows: tuple[int, ...], pasts: tuple[tuple[int, int], ...], batch: int, block: int, device: torch.device
+) -> Layout:  # fmt: skip
     """`pasts` are (rows, heads) of every group."""
     heads, head, past, before, most = [], 0, 0, 0, 0
     rows = batch * whole(block)
@@ -112,9 +108,7 @@ def span_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Atte
     content_bias_HK, position_bias_HK = context.content_bias_HK, context.position_bias_HK
     if position_bias_HK is not None and content_bias_HK is None:
         content_bias_HK = torch.zeros_like(position_bias_HK)
-    position_keys = (
-        context.mapped_position_keys()
-    )  # mapped queries are as wide as the model: too wide for tiles
+    position_keys = context.mapped_position_keys()  # mapped queries would be too wide for tiles
     options = Options(*(getattr(context, name) for name in Options._fields))
     with torch.autocast(q_BHTK.device.type, enabled=False):
         out: Tensor = _SpanAttention.apply(  # type: ignore[no-untyped-call]
@@ -143,21 +137,11 @@ def _rows_inside(x_BHTK: Tensor) -> Tensor:
 class _SpanAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        q_BHTK: Tensor,
-        k_BHTK: Tensor,
-        v_BHTK: Tensor,
-        content_bias_HK: Tensor | None,
-        position_bias_HK: Tensor | None,
-        position_keys: Tensor | None,
-        persistent_k_HPK: Tensor | None,
-        persistent_v_HPK: Tensor | None,
-        spans: Tensor | None,
-        filled_B: Tensor | None,
-        windows: tuple[int, ...],
-        options: Options,
-        *pasts_MBXK: Tensor,
-    ) -> Tensor:
+        ctx: Any, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, content_bias_HK: Tensor | None,
+        position_bias_HK: Tensor | None, position_keys: Tensor | None, persistent_k_HPK: Tensor | None,
+        persistent_v_HPK: Tensor | None, spans: Tensor | None, filled_B: Tensor | None,
+        windows: tuple[int, ...], options: Options, *pasts_MBXK: Tensor,
+    ) -> Tensor:  # fmt: skip
         batch, heads, block, width = q_BHTK.shape
         pasts = tuple((past_MBXK.shape[0], past_MBXK.shape[2] // 2) for past_MBXK in pasts_MBXK)
         layout = _layout(windows, pasts, batch, block, q_BHTK.device)
@@ -324,12 +308,9 @@ def _numbers(width: int, options: Options) -> dict[str, float]:
 
 
 def _constants(
-    q_BHTK: Tensor,
-    position_keys: Tensor | None,
-    spans: Tensor | None,
-    filled_B: Tensor | None,
+    q_BHTK: Tensor, position_keys: Tensor | None, spans: Tensor | None, filled_B: Tensor | None,
     options: Options,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     width = q_BHTK.shape[-1]
     return {
         "WIDTH": width,
