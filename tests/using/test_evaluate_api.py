@@ -249,7 +249,7 @@ def test_a_file_too_short_to_split_can_be_scored(run: RunFolder, tmp_path: Path,
     other.write_text(text)
     assert longspan.evaluate(run.path, other).tokens == len(text) - 1
     other.write_text("")
-    with pytest.raises(UserError, match="short.txt is empty: there is no text to score"):
+    with pytest.raises(UserError, match=r"short\.txt is empty: there is no text to score"):
         longspan.evaluate(run.path, other)
 
 
@@ -267,7 +267,7 @@ def test_memory_and_positions_from_both_sides(run: RunFolder, capsys: pytest.Cap
     assert sum(entry["tokens"] for entry in found["by_position"]) == found["tokens"]
     assert main(["eval", str(run.path), *options]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("memory ")][0].endswith("starts from an empty state")
+    assert next(line for line in lines if line.startswith("memory ")).endswith("starts from an empty state")
     table = lines[lines.index("") + 1 :]
     table = table[table.index("") + 2 :]
     positions = ["1", "2", "3 to 4", "5 to 8", "9 to 16", "17 to 20"]
