@@ -46,7 +46,7 @@ class TextScore:
     ids: tuple[int, ...]
     pieces: tuple[bytes, ...]  # the text of each token
     token_nats: tuple[float, ...]  # of each token: minus the logarithm of its probability
-    bytes: int  # of the whole text, in UTF-8
+    bytes: int | None  # of the whole text, in UTF-8; None if tokens are numbers of an unknown text
     state: TextState  # after the text
 
     @property
@@ -56,7 +56,7 @@ class TextScore:
 
     @property
     def bits_per_byte(self) -> float:
-        """Not a number (nan) for a text without bytes."""
+        """Not a number (nan) for a text without bytes, or if only tokens are known."""
         return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
 
 
@@ -92,7 +92,7 @@ class LoadedModel:
         ids = self._encode(text).tolist()
         nats, after = nats_of(self.model, ids, self._check_state(state) or self._at_line_start())
         pieces = self.tokenizer.pieces()
-        size = len(text.encode("utf-8", "surrogateescape"))
+        size = len(text.encode("utf-8", "surrogateescape")) if self.tokenizer.knows_text else None
         return TextScore(tuple(ids), tuple(pieces[token] for token in ids), tuple(nats), size, after)
 
     def hidden(self, text: str, state: TextState | None = None) -> Tensor:

@@ -177,7 +177,7 @@ class TrainingConfig:
 class EvaluationConfig:
     """How held-out text is scored."""
 
-    protocol: Literal["every-token", "adaptive-span", "transformer-xl", "sha-rnn"] = option(
+    protocol: Literal["every-token", "adaptive-span", "transformer-xl", "sha-rnn", "fairseq"] = option(
         "every-token", help="which tokens are scored and averaged, and how; the others are the originals'"
     )
     batch_size: int = option(8, help="lanes that the held-out text is split into")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 SPLITS = ("train", "valid", "test")
+WHOLE = "whole"  # the only split of a file that is scored without splitting it
 CHUNK_BYTES = 4 << 20  # read at a time: corpora may be larger than memory
 
 # The format in which the originals stored a corpus: see tokenizers/originals.py.

@@ -19,7 +19,6 @@ from longspan.data.corpus import SPLITS
 from longspan.data.lanes import LanePosition, TokenBlock
 from longspan.data.token_file import Counted
 from longspan.data.tokenizers import Tokenizer
-from longspan.data.tokenizers.number import NumberTokenizer
 from longspan.errors import UserError, nearest
 
 _CHUNK = 1 << 20  # tokens that are looked at together
@@ -161,7 +160,7 @@ def token_array(ids: Any, tokenizer: Tokenizer, name: str = "data") -> TokenArra
         raise UserError(f"{name} is empty: give at least two tokens")
     for chunk in _chunks(tokens):
         _check_range(chunk, tokenizer.vocabulary_size, name)
-    if isinstance(tokenizer, NumberTokenizer):
+    if not tokenizer.knows_text:
         return TokenArray(tokens)
     pieces = tokenizer.pieces()
     text = Counted(b"".join([pieces[token] for token in chunk]) for chunk in _chunks(tokens))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from longspan.data import splitting
-from longspan.data.corpus import SPLITS, Corpus, Piece
+from longspan.data.corpus import SPLITS, WHOLE, Corpus, Piece
 from longspan.errors import UserError
 
 _NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
@@ -41,6 +41,13 @@ def from_file(path: Path) -> Corpus:
     if path.stat().st_size == 0:
         raise UserError(f"{path} is empty: there is no text to train on")
     return Corpus(path.stem, splitting.by_position(str(path), [Piece.whole(path)]))
+
+
+def whole_file(path: Path) -> Corpus:
+    """One text that is not split: its only split is `whole`."""
+    if path.stat().st_size == 0:
+        raise UserError(f"{path} is empty: there is no text to score")
+    return Corpus(path.stem, {WHOLE: (Piece.whole(path),)})
 
 
 def from_folder(folder: Path) -> Corpus:

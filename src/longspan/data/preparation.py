@@ -172,18 +172,18 @@ def _content(corpus: Corpus) -> dict[str, str]:
     """A hash of the bytes of each split; it is cached until a file changes its size or time."""
     seen = [
         (split, str(piece.path), piece.start, piece.stop, *_stamp(piece.path))
-        for split in SPLITS
+        for split in corpus.splits
         for piece in corpus.splits[split]
     ]
     remembered = home() / "content" / f"{_digest(seen)}.json"
     try:
         content = json.loads(remembered.read_text(encoding="utf-8"))
-        if isinstance(content, dict) and set(content) == set(SPLITS):
+        if isinstance(content, dict) and set(content) == set(corpus.splits):
             return content
     except (OSError, ValueError):
         pass
     content = {}
-    for split in SPLITS:
+    for split in corpus.splits:
         digest = hashlib.blake2b(digest_size=16)
         for chunk in corpus.read(split):
             digest.update(chunk)

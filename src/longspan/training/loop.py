@@ -237,10 +237,10 @@ class Loop:
     def _per_byte(self, loss: float) -> dict[str, float]:
         """Bits per byte, with the average bytes per token of the training split.
 
-        Empty if the run was given token ids without text.
+        Empty if only tokens are known, not their text.
         """
         train = self._corpus.splits.get("train")
-        if train is None or train.num_bytes is None:
+        if train is None or train.num_bytes is None or not self._corpus.tokenizer.knows_text:
             return {}
         return {"bits_per_byte": loss / math.log(2) * (len(train) / train.num_bytes)}
 
