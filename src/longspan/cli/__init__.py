@@ -18,7 +18,19 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from longspan.cli import bench, cutoffs, data, eval, generate, import_, recipes, search, spans, train
+from longspan.cli import (
+    attention,
+    bench,
+    cutoffs,
+    data,
+    eval,
+    generate,
+    import_,
+    recipes,
+    search,
+    spans,
+    train,
+)
 from longspan.cli.plugin_option import given_plugins
 from longspan.config import RunConfig
 from longspan.config.reference import documented
@@ -32,6 +44,7 @@ COMMANDS = {
     "eval": eval,
     "generate": generate,
     "spans": spans,
+    "attention": attention,
     "data": data,
     "cutoffs": cutoffs,
     "recipes": recipes,
