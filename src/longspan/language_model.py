@@ -21,7 +21,7 @@ from longspan.data import Tokenizer
 from longspan.errors import UserError
 from longspan.generation import check_sampling, generate_from
 from longspan.inspection.attention import LayerAttention, attention
-from longspan.inspection.mean_attention import MeanAttention, mean_attention
+from longspan.inspection.attention_by_distance import MeanAttention, mean_attention
 from longspan.models import LanguageModel, build_run
 from longspan.reading import TextState, begin, blocks, nats_of, read
 from longspan.registry import load_plugins

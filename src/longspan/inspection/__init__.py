@@ -2,9 +2,9 @@
 
 from longspan.inspection.architecture import ArchitectureHistory, read_architecture
 from longspan.inspection.architecture_figure import animate_architecture, draw_architecture
-from longspan.inspection.attention import LayerAttention, attention, token_attention
+from longspan.inspection.attention import LayerAttention, token_attention
+from longspan.inspection.attention_by_distance import MeanAttention, mean_attention
 from longspan.inspection.attention_figure import draw_attention
-from longspan.inspection.mean_attention import MeanAttention, mean_attention
 from longspan.inspection.span_figure import draw_spans
 from longspan.inspection.spans import SpanHistory, read_spans, spans_as_text
 
@@ -14,7 +14,6 @@ __all__ = [
     "MeanAttention",
     "SpanHistory",
     "animate_architecture",
-    "attention",
     "draw_architecture",
     "draw_attention",
     "draw_spans",

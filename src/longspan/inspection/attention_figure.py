@@ -15,13 +15,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from longspan.files import whole_file
-from longspan.inspection.mean_attention import MeanAttention
+from longspan.inspection.attention_by_distance import MeanAttention
 
 INK = "#333333"
 CURVE, AREA = "#31688e", "#d6e2ec"
 MAX_POINTS = 400  # of a curve: more cannot be seen
 DECADES = 6  # of weights, on the logarithmic scale
-LEFT, RIGHT, TOP, BOTTOM = 0.85, 0.2, 0.95, 0.6  # margins in inches
+LEFT, RIGHT, TOP, BOTTOM = 1.0, 0.2, 0.95, 0.6  # margins in inches
 
 Scale = Literal["linear", "log"]
 
@@ -100,10 +100,11 @@ def _scale(grid: npt.NDArray[np.object_], mean: MeanAttention, scale: Scale) -> 
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set(color="#999999", linewidth=0.6)
         if scale == "log":
-            axes.set_xscale("symlog", linthresh=1, linscale=0.4)  # distance 0 has a place too
-            axes.set_yscale("log")
             axes.grid(color="#e6e6e6", linewidth=0.5)
-    first = grid[0, 0]
+    first = grid[0, 0]  # what is shared is set once
+    if scale == "log":
+        first.set_xscale("symlog", linthresh=1, linscale=0.4)  # distance 0 has a place too
+        first.set_yscale("log")
     first.set_xlim(0, furthest)
     if scale == "linear":
         for axes in grid.flat:
@@ -134,6 +135,8 @@ def _label(
     figure.text(left, 1 - 0.12 / height, title, va="top", fontsize=11, color=INK)
     heights = "each curve from 0 to the peak written there" if scale == "linear" else "logarithmic scales"
     about = f"mean attention weight over distance, {mean.tokens:,} tokens; {heights}"
+    if scale == "linear" and mean.weights_LHW.shape[2] > MAX_POINTS:
+        about += f"; a point is the mean of {mean.weights_LHW.shape[2] / MAX_POINTS:.1f} distances"
     figure.text(left, 1 - 0.38 / height, about, va="top", fontsize=8, color=INK)
     figure.text(0.5, 0.12 / height, "distance in tokens", ha="center", fontsize=9, color=INK)
     for head, axes in enumerate(grid[0], 1):
