@@ -7,12 +7,14 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from longspan.cli import main
 from longspan.config import RunConfig
+from longspan.data.tokenizers.byte import ByteTokenizer
 from longspan.errors import UserError
 from longspan.inspection import MeanAttention, draw_attention, mean_attention, token_attention
 from longspan.inspection.attention import attention
@@ -160,6 +162,17 @@ def test_nothing_to_show() -> None:
         token_attention(make("adaptive-span"), IDS, 40)
 
 
+def test_recording_ends_with_an_error() -> None:
+    model = make("adaptive-span")
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as _held:  # with its traceback, as a notebook does
+        mean_attention(model, IDS, progress=stop)
+    assert mean_attention(model, IDS).tokens == 40
+
+
 @pytest.mark.parametrize("scale", ["linear", "log"])
 def test_the_figure(scale: str, tmp_path: Path) -> None:
     mean = made_up(3, 2, 1000, persistent=True)
@@ -227,6 +240,31 @@ def test_text_of_a_file_and_of_standard_input(
     assert found[0]["layers"] == found[1]["layers"]
     assert found[1]["text"] == "standard input"
     assert "over 28 tokens of standard input" in capsys.readouterr().out
+
+
+def test_files_are_written_before_a_pipe_can_close(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("longspan.cli.attention.show_table", closed)
+    out, numbers = tmp_path / "a.svg", tmp_path / "a.json"
+    argv = ["attention", str(run.path), "--tokens", "20", "--out", str(out), "--json", str(numbers)]
+    assert main(argv) == 130
+    assert out.is_file()
+    assert json.loads(numbers.read_text())["tokens"] == 20
+
+
+def test_a_model_without_attention(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = dataclasses.replace(loaded("sha-rnn, no attention"), tokenizer=ByteTokenizer())
+    monkeypatch.setattr(without.tokenizer, "encode", lambda text: np.zeros(5, dtype=np.int64))
+    monkeypatch.setattr("longspan.language_model.load", lambda *_: without)
+    file = run.path / "config.toml"
+    for more in ([], ["--token", "2"]):
+        assert "this model has no attention" in complaint(capsys, "attention", run.path, file, *more)
 
 
 def test_weights_at_a_token(run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,9 +72,13 @@ def run(args: argparse.Namespace) -> None:
     if not len(ids):
         raise UserError(f"there are no tokens in {text}: attention needs at least one")
     if args.token is not None:
-        report = _at_token(lm, ids, args.token, text)
+        _at_token(lm, ids, args, text)
     else:
-        report = _over_text(lm, ids, args, text)
+        _over_text(lm, ids, args, text)
+
+
+def _write(args: argparse.Namespace, text: str, report: dict[str, Any]) -> None:
+    """Write the JSON file before anything is printed, since a closed pipe ends the command."""
     if args.json is not None:
         with whole_file(args.json) as partial:
             partial.write_text(json.dumps({"run": args.folder, "text": text} | report) + "\n")
@@ -107,31 +111,30 @@ def _ids(lm: LoadedModel, args: argparse.Namespace) -> tuple[npt.NDArray[np.int6
                 f"{args.folder} has no corpus of its own: give a text file, or - for standard input"
             )
         tokens = held_out(data.corpus, "valid", lm.tokenizer, data.tokenizer, say).tokens
-        return tokens[: args.tokens].astype("int64"), f"the valid split of {data.corpus}"
+        return tokens[: args.tokens].astype("int64"), f"the valid split of {Path(data.corpus).name}"
     most = CHARACTERS_PER_TOKEN * args.tokens
     if args.text == "-":
         text, name = sys.stdin.read(most), "standard input"
     else:
         with open(args.text, encoding="utf-8", errors="surrogateescape", newline="") as file:
-            text, name = file.read(most), args.text
+            text, name = file.read(most), Path(args.text).name
     return lm.tokenizer.encode(text)[: args.tokens].astype("int64"), name
 
 
-def _over_text(
-    lm: LoadedModel, ids: npt.NDArray[np.int64], args: argparse.Namespace, text: str
-) -> dict[str, Any]:
+def _over_text(lm: LoadedModel, ids: npt.NDArray[np.int64], args: argparse.Namespace, text: str) -> None:
     from longspan.inspection import draw_attention, mean_attention
 
     progress = every_tenth(lambda done, total: say(f"{done:,} of {total:,} tokens"))
     mean = mean_attention(lm.model, ids, progress=progress)
+    if args.out is not None:
+        draw_attention(mean, f"{lm.config.name} on {text}", args.out, args.scale)
+    _write(args, text, mean.as_json())
     print(f"Attention of {lm.config.name} over {mean.tokens:,} tokens of {text}, distances in tokens")
     show_table(
         ("layer", "module", "head", "mean distance", "50% within", "90% within", "persistent"), _rows(mean)
     )
     if args.out is not None:
-        draw_attention(mean, f"{lm.config.name} on {text}", args.out, args.scale)
         print(f"figure: {args.out}")
-    return mean.as_json()
 
 
 def _rows(mean: MeanAttention) -> list[tuple[str, ...]]:
@@ -145,9 +148,10 @@ def _rows(mean: MeanAttention) -> list[tuple[str, ...]]:
     return rows
 
 
-def _at_token(lm: LoadedModel, ids: npt.NDArray[np.int64], token: int, text: str) -> dict[str, Any]:
+def _at_token(lm: LoadedModel, ids: npt.NDArray[np.int64], args: argparse.Namespace, text: str) -> None:
     from longspan.inspection import token_attention
 
+    token = args.token
     if not 0 <= token < len(ids):
         raise UserError(f"there is no token {token} in the first {len(ids):,} of {text} (see --tokens)")
     layers = token_attention(lm.model, ids, token)
@@ -155,7 +159,6 @@ def _at_token(lm: LoadedModel, ids: npt.NDArray[np.int64], token: int, text: str
         raise UserError("this model has no attention: there are no weights to show")
     pieces = lm.tokenizer.pieces()
     texts = [_shown(pieces[one]) for one in ids[: token + 1].tolist()]
-    print(f"Attention of {lm.config.name} at token {token:,} of {text}, {texts[-1]}")
     report, rows = [], list[tuple[str, ...]]()
     for number, layer in enumerate(layers, 1):
         heads = [_head(layer, head, texts) for head in range(len(layer.weights_HTW))]
@@ -168,8 +171,9 @@ def _at_token(lm: LoadedModel, ids: npt.NDArray[np.int64], token: int, text: str
             ]
             if one["persistent"] is not None:
                 rows.append((*where, f"{one['persistent']:.4f}", "-", "-", "all persistent vectors"))
+    _write(args, text, {"token": token, "layers": report})
+    print(f"Attention of {lm.config.name} at token {token:,} of {text}, {texts[-1]}")
     show_table(("layer", "head", "weight", "distance", "position", "text"), rows)
-    return {"token": token, "layers": report}
 
 
 def _head(layer: LayerAttention, head: int, texts: list[str]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -74,9 +75,10 @@ def reach(weights_W: Tensor, part: float) -> Tensor:
 def attention(model: LanguageModel, ids: Ids, before: TextState | None = None) -> list[LayerAttention]:
     """The attention of every layer to every token, in the order in which the layers come."""
     found: dict[str, list[Weights]] = {}
-    for _, calls in recorded(model, ids, before):
-        for name, layer, inputs in calls:
-            found.setdefault(name, []).extend(weights_in_chunks(layer, inputs))
+    with closing(recorded(model, ids, before)) as read:
+        for _, calls in read:
+            for name, layer, inputs in calls:
+                found.setdefault(name, []).extend(weights_in_chunks(layer, inputs))
     return [_joined(name, parts) for name, parts in found.items()]
 
 
@@ -99,8 +101,11 @@ def token_attention(
 
 def recorded(
     model: LanguageModel, ids: Ids, before: TextState | None = None
-) -> Iterator[tuple[int, list[tuple[str, nn.Module, Any]]]]:
-    """For every block of a text its length and the calls of attention: name of the layer, layer, inputs."""
+) -> Generator[tuple[int, list[tuple[str, nn.Module, Any]]], None, None]:
+    """For every block of a text its length and the calls of attention: name of the layer, layer, inputs.
+
+    Use it with `closing`: it records until it is exhausted or closed.
+    """
     names = {module: name for name, module in model.named_modules()}
     with recording() as kept:
         for hidden_TD, _ in blocks(model, ids, before):

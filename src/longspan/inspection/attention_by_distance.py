@@ -6,6 +6,7 @@ Shapes: L layers, H heads, W distances, T tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -82,16 +83,19 @@ def mean_attention(
     """
     sums: dict[str, Weights] = {}
     done = 0
-    for tokens, calls in recorded(model, ids, before):
-        if not calls:
-            raise UserError("this model has no attention: there are no weights to show")
-        for name, layer, inputs in calls:
-            for weights_HTW, persistent_HTP in weights_in_chunks(layer, inputs):
-                persistent_H = None if persistent_HTP is None else persistent_HTP.double().sum((1, 2)).cpu()
-                _add(sums, name, weights_HTW.double().sum(1).cpu(), persistent_H)
-        done += tokens
-        if progress is not None:
-            progress(done, len(ids))
+    with closing(recorded(model, ids, before)) as read:
+        for tokens, calls in read:
+            if not calls:
+                raise UserError("this model has no attention: there are no weights to show")
+            for name, layer, inputs in calls:
+                for weights_HTW, persistent_HTP in weights_in_chunks(layer, inputs):
+                    persistent_H = (
+                        None if persistent_HTP is None else persistent_HTP.double().sum((1, 2)).cpu()
+                    )
+                    _add(sums, name, weights_HTW.double().sum(1).cpu(), persistent_H)
+            done += tokens
+            if progress is not None:
+                progress(done, len(ids))
     if not done:
         raise UserError("the text is empty: attention needs at least one token")
     return _mean(sums, done)

@@ -57,7 +57,8 @@ def attention_figure(mean: MeanAttention, title: str, scale: Scale = "linear") -
         weights_W = mean.weights_LHW[layer, head].numpy()
         _draw_head(axes, weights_W, edges_N, scale)
         if mean.persistent_LH is not None:
-            _note(axes, 0.74, f"persistent {mean.persistent_LH[layer, head]:.0%}")
+            y = 0.74 if scale == "linear" else 0.2  # where curves rarely are
+            _note(axes, y, f"persistent {mean.persistent_LH[layer, head]:.0%}", left=scale == "log")
     _scale(grid, mean, scale)
     _label(figure, grid, mean, title, scale)
     return figure
@@ -88,8 +89,9 @@ def _draw_head(
     axes.plot(centres_N, values_N, color=CURVE, linewidth=0.9, marker="." if len(values_N) == 1 else None)
 
 
-def _note(axes: Axes, y: float, text: str) -> None:
-    axes.text(0.96, y, text, transform=axes.transAxes, ha="right", va="top", fontsize=6.5, color=INK)
+def _note(axes: Axes, y: float, text: str, *, left: bool = False) -> None:
+    x, side = (0.06, "left") if left else (0.96, "right")
+    axes.text(x, y, text, transform=axes.transAxes, ha=side, va="top", fontsize=6.5, color=INK)
 
 
 def _scale(grid: npt.NDArray[np.object_], mean: MeanAttention, scale: Scale) -> None:
@@ -105,7 +107,9 @@ def _scale(grid: npt.NDArray[np.object_], mean: MeanAttention, scale: Scale) -> 
     if scale == "log":
         first.set_xscale("symlog", linthresh=1, linscale=0.4)  # distance 0 has a place too
         first.set_yscale("log")
-    first.set_xlim(0, furthest)
+    sees_itself = bool((mean.weights_LHW[:, :, 0] > 0).any())
+    nearest = 0 if sees_itself or scale == "linear" else 1
+    first.set_xlim(nearest, max(furthest, nearest + 1))
     if scale == "linear":
         for axes in grid.flat:
             axes.yaxis.set_major_locator(NullLocator())
