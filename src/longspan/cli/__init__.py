@@ -91,7 +91,7 @@ def _run(argv: list[str]) -> None:
     parser = _OneLineParser(
         prog="longspan", description="Language models with memory: train, evaluate, inspect, generate."
     )
-    parser.add_argument("--version", action="version", version=f"longspan {VERSION}")
+    parser.add_argument("--version", "-V", action="version", version=f"longspan {VERSION}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for module in COMMANDS.values():
         module.register(subparsers)
