@@ -21,6 +21,7 @@ from longspan.data import Tokenizer
 from longspan.errors import UserError
 from longspan.generation import check_sampling, generate_from
 from longspan.inspection.attention import LayerAttention, attention
+from longspan.inspection.attention_by_distance import MeanAttention, mean_attention
 from longspan.models import LanguageModel, build_run
 from longspan.reading import TextState, begin, blocks, nats_of, read
 from longspan.registry import load_plugins
@@ -109,6 +110,14 @@ class LoadedModel:
         distance within which 90 per cent of the weight lies. Empty for a model without attention.
         """
         return attention(self.model, self._encode(text), self._check_state(state))
+
+    def mean_attention(self, text: str, state: TextState | None = None) -> MeanAttention:
+        """The mean attention weight of every layer and head over the distance, for a text of any length.
+
+        The result has `weights_LHW` by distance, `persistent_LH`, `mean_distance_LH` and `reach_LH`;
+        `longspan.inspection.draw_attention` draws it. A model without attention is an error.
+        """
+        return mean_attention(self.model, self._encode(text), self._check_state(state))
 
     def spans(self) -> list[list[float]] | None:
         """How many tokens each head of each layer looks back; None if the model has no learned spans."""
