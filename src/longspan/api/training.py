@@ -57,7 +57,7 @@ def train(
     """
     start = _init(init, init_partial, overrides)
     if recipe is None:
-        recipe = recipes.DEFAULT if start is None else start.recipe(recipes.load(recipes.DEFAULT))
+        recipe = recipes.DEFAULT if start is None else start.recipe()
     config = _configuration(recipe, out, overrides)
     given = None
     if isinstance(data, Mapping):

@@ -142,7 +142,7 @@ def _configuration(args: argparse.Namespace, init: Init | None) -> RunConfig:
 
 def _table(args: argparse.Namespace, init: Init | None) -> dict[str, Any]:
     if init is not None and not args.recipe:
-        return init.recipe(recipes.load(args.default_recipe))
+        return init.recipe()
     return recipes.load(args.recipe or args.default_recipe)
 
 

@@ -10,13 +10,16 @@ from typing import Any
 
 from torch import Tensor
 
-from longspan.config import schema
+from longspan.config import StageConfig, schema
 from longspan.data import Tokenizer
 from longspan.errors import UserError
 from longspan.models import LanguageModel
 from longspan.runs import checkpoint
 from longspan.runs.folder import RunFolder
 
+FINE_TUNING = StageConfig(
+    name="fine-tune", steps=1000, learning_rate=1e-4, schedule="cosine", warmup_steps=100, clip_norm=1.0
+)
 _NAMED = 3  # tensors of each kind in a message
 
 
@@ -61,18 +64,20 @@ class Init:
             )
         return self.path
 
-    def recipe(self, training: Mapping[str, Any]) -> dict[str, Any]:
-        """The table of the run's configuration; an imported run gets the stages of `training`."""
+    def recipe(self) -> dict[str, Any]:
+        """The table of the run's configuration; an imported run has no stage and gets `FINE_TUNING`."""
         run = self.run
         if run is None:
             raise UserError(
                 f"{self.path} is outside of a run folder, so its configuration is unknown: give a recipe"
             )
-        config = replace(run.config, description=f"Starts from the weights of {run.config.name}", expected={})
-        table = schema.write(config)
-        if not config.stage:
-            table |= {part: training[part] for part in ("training", "stage")}
-        return table
+        config = replace(
+            run.config,
+            description=f"Starts from the weights of {run.config.name}",
+            stage=run.config.stage or (FINE_TUNING,),
+            expected={},
+        )
+        return schema.write(config)
 
     def load(self, model: LanguageModel) -> list[str]:
         """Load the weights into `model`; returns what to tell the user."""
