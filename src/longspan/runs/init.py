@@ -64,8 +64,13 @@ class Init:
             )
         return self.path
 
+    def check(self) -> None:
+        """Raise `UserError` if there are no weights."""
+        _ = self.file
+
     def recipe(self) -> dict[str, Any]:
         """The table of the run's configuration; an imported run has no stage and gets `FINE_TUNING`."""
+        self.check()
         run = self.run
         if run is None:
             raise UserError(

@@ -58,6 +58,8 @@ def train(
         raise UserError("there is nothing to train: the configuration has no [[stage]]")
     if init is not None and config.search is not None:
         raise UserError("a search begins with new weights: leave out --init")
+    if init is not None:
+        init.check()
     device = pick_device(config.training.device)  # fails before the corpus is prepared
     asked, config = config.training, resolved(config, device)
     with reporter or Reporter() as reporter:
