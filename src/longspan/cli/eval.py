@@ -73,7 +73,9 @@ def run(args: argparse.Namespace) -> None:
     from longspan.evaluation import evaluate, has_changed, held_out, split_to_score
     from longspan.language_model import load
     from longspan.runs import RunFolder
+    from longspan.runs.environment import check_one_process
 
+    check_one_process()
     if args.data == "":  # most likely an unset shell variable
         raise UserError("--data is empty: give it a value or leave it out")
     overrides = _overrides(args)

@@ -40,11 +40,19 @@ class TokenizedCorpus:
     folder: Path
 
 
-def prepare(config: DataConfig, progress: Progress = _quiet) -> TokenizedCorpus:
-    """The token files of a corpus; they are made if they do not exist."""
+def prepare(
+    config: DataConfig, progress: Progress = _quiet, tokenizer: Tokenizer | None = None
+) -> TokenizedCorpus:
+    """The token files of a corpus; they are made if they do not exist.
+
+    With a `tokenizer`, which was made with the settings of `config`, no vocabulary is learned.
+    """
     check_settings(config.tokenizer)
     try:
-        return tokenize(corpora.find(config.corpus, progress), config.tokenizer, progress)
+        corpus = corpora.find(config.corpus, progress)
+        if tokenizer is not None:
+            return tokenize_with(tokenizer, corpus, config.tokenizer, progress)
+        return tokenize(corpus, config.tokenizer, progress)
     except OSError as problem:  # an unreadable file, a full disk
         reason = problem.strerror or str(problem)
         place = f" ({problem.filename})" if problem.filename else ""
@@ -53,9 +61,7 @@ def prepare(config: DataConfig, progress: Progress = _quiet) -> TokenizedCorpus:
 
 def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quiet) -> TokenizedCorpus:
     """The same for a `Corpus`."""
-    for split in SPLITS:
-        if corpus.size(split) == 0:
-            raise UserError(f"the {split} split of {corpus.name} is empty: all three splits need text")
+    _check_not_empty(corpus)
     identity = fingerprint(corpus, config)
     folder = _folder(corpus, identity)
     found = _open(folder)
@@ -68,6 +74,27 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quie
     written = _open(folder)
     assert written is not None
     return written
+
+
+def tokenize_with(
+    tokenizer: Tokenizer, corpus: Corpus, config: TokenizerConfig, progress: Progress = _quiet
+) -> TokenizedCorpus:
+    """A corpus in the tokens of a tokenizer that exists already and was made with the settings `config`."""
+    _check_not_empty(corpus)
+    try:
+        splits = {split: split_tokens(corpus, split, tokenizer, config, progress) for split in SPLITS}
+    except UserError as problem:
+        raise UserError(
+            f"{corpus.name} cannot be read with the vocabulary of the initial weights: {problem}"
+        ) from None
+    folder = splits["train"].path.parent
+    return TokenizedCorpus(corpus.name, fingerprint(corpus, config), tokenizer, splits, folder)
+
+
+def _check_not_empty(corpus: Corpus) -> None:
+    for split in SPLITS:
+        if corpus.size(split) == 0:
+            raise UserError(f"the {split} split of {corpus.name} is empty: all three splits need text")
 
 
 def split_tokens(
