@@ -25,14 +25,17 @@ class Adagrad(Optimizer):
     Only the step is clipped: the sum uses the whole gradient. A clip of 0 means none.
     """
 
+    _compiled: Callable[..., None] | None = (
+        None  # of the class: torch does not copy attributes of an optimizer
+    )
+
     def __init__(self, parameters: Any, lr: float, clip: float = 0.0) -> None:
         super().__init__(parameters, {"lr": lr, "clip": clip})
-        self._update = _update
 
     def compile(self, fallback: CompileFallback) -> None:
         """Compile the update into a few kernels."""
         compiled = torch.compile(_update)
-        self._update = lambda *arguments: fallback.run(lambda: compiled(*arguments))
+        self._compiled = lambda *arguments: fallback.run(lambda: compiled(*arguments))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -47,7 +50,7 @@ class Adagrad(Optimizer):
                 sums = [self._sum(p) for p in parameters]
                 # A tensor, so that a new rate does not recompile.
                 rate = torch.tensor(group["lr"], dtype=torch.float64)
-                self._update(parameters, gradients, sums, rate, group["clip"] or math.inf)
+                (self._compiled or _update)(parameters, gradients, sums, rate, group["clip"] or math.inf)
         return loss
 
     def _sum(self, parameter: Tensor) -> Tensor:
