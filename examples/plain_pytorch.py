@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,25 +46,19 @@ class Layer(nn.Module):
 
 class Model(nn.Module):
     def __init__(
-        self,
-        vocabulary: int,
-        width: int,
-        heads: int,
-        inner_width: int,
-        num_layers: int,
-        limit: int,
-        **span: float,
+        self, vocabulary: int, width: int, heads: int, inner_width: int, layers: int, limit: int, **span: Any
     ) -> None:
         super().__init__()
         self.position_keys = LearnedDistanceKeys(limit, width // heads)
         self.layers = nn.ModuleList(
-            Layer(width, heads, inner_width, LearnedSpan(heads, limit, **span)) for _ in range(num_layers)
+            Layer(width, heads, inner_width, LearnedSpan(heads, limit, **span)) for _ in range(layers)
         )
         self.embedding, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
 
     def forward(self, tokens: Tensor, memories: list[Tensor] | None) -> tuple[Tensor, list[Tensor]]:
         h, after = self.embedding(tokens), []
-        for layer, memory in zip(self.layers, memories or [h[:, :0]] * len(self.layers)):
+        memories = memories or [h[:, :0]] * len(self.layers)  # at first nothing
+        for layer, memory in zip(self.layers, memories, strict=True):
             h, memory = layer(h, memory, self.position_keys())
             after.append(memory)
         return self.head(h), after
@@ -87,8 +82,8 @@ def train(model: Model, tokens: Tensor, block: int, steps: int, lr: float, clip:
 if __name__ == "__main__":
     torch.manual_seed(0)
     text = torch.tensor(list(inspect.getsource(argparse).encode()))
-    model = Model(256, 64, heads=4, inner_width=128, num_layers=2, limit=128, ramp=16, penalty=1e-5)
-    losses = train(model, text[: len(text) // 8 * 8].view(8, -1), block=64, steps=150, lr=0.05, clip=0.03)
+    model = Model(256, 64, heads=4, inner_width=128, layers=2, limit=128, ramp=16, penalty=1e-5)
+    losses = train(model, text[: len(text) // 8 * 8].view(8, -1), block=64, steps=60, lr=0.07, clip=0.03)
     print(f"loss {losses[0]:.2f} at first, {sum(losses[-10:]) / 10:.2f} in the last ten steps")
     for number, layer in enumerate(model.layers):
         print(f"layer {number}: spans of {', '.join(f'{span:.0f}' for span in layer.span())} tokens")

@@ -53,7 +53,7 @@ def span_attention(
     | `position_keys` | p_d, nearest first, [L, K] or [H, L, K], such as `LearnedDistanceKeys()` |
     | `content_bias`, `position_bias` | u and v, [H, K] each, such as those of `SinusoidDistances` |
     | `persistent` | further keys and values that every query sees, [H, P, K] each |
-    | `filled` | [B]: how many of the last rows of `past` belong to the text; needs `sees_itself`; default all |
+    | `filled` | [B]: how many of the last rows of `past` belong to the text (all); needs `sees_itself` |
     | `dropout` | probability with which a weight is dropped; pass 0 when not training |
 
     With `sees_itself` nothing before the past is seen. Otherwise positions before the first key are zero keys
@@ -118,9 +118,7 @@ def _check(
     if len(windows_H) != num_heads or min(windows_H) < 1:
         raise UserError(f"window must be at least 1, one number or one for each of the {num_heads} heads")
     if spans is not None and spans.shape != (num_heads,):
-        raise UserError(
-            f"spans must have the shape [{num_heads}], one for every head, not {list(spans.shape)}"
-        )
+        raise UserError(f"spans must be one for every head, [{num_heads}], not {list(spans.shape)}")
     if position_keys is not None and position_keys.shape[-2] < max(windows_H):
         raise UserError(
             f"a window of {max(windows_H)} needs as many position_keys, not {position_keys.shape[-2]}"

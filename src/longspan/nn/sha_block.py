@@ -26,8 +26,8 @@ class SHABlock(nn.Module):
     | `attention.memory` | [B, M, D] | what attention sees of the past, oldest first |
     | `attention.filled` | [B] | how many rows of it are filled |
 
-    Without a memory a text begins. Zeros in a row of every tensor let this text begin anew. The memory carries
-    gradients: detach its tensors between the blocks of truncated backpropagation.
+    Without a memory a text begins. Zeros in a row of every tensor let the text of this row begin anew. The
+    memory carries gradients: detach its tensors between the blocks of truncated backpropagation.
     """
 
     def __init__(

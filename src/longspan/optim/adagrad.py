@@ -25,9 +25,8 @@ class Adagrad(Optimizer):
     Only the step is clipped: the sum uses the whole gradient. A clip of 0 means none.
     """
 
-    _compiled: Callable[..., None] | None = (
-        None  # of the class: torch does not copy attributes of an optimizer
-    )
+    # An attribute of the class, since torch copies and pickles no others of an optimizer.
+    _compiled: Callable[..., None] | None = None
 
     def __init__(self, parameters: Any, lr: float, clip: float = 0.0) -> None:
         super().__init__(parameters, {"lr": lr, "clip": clip})

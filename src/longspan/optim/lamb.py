@@ -28,9 +28,8 @@ class Lamb(Optimizer):
     tensor of zeros stays zero.
     """
 
-    _compiled: Callable[..., None] | None = (
-        None  # of the class: torch does not copy attributes of an optimizer
-    )
+    # An attribute of the class, since torch copies and pickles no others of an optimizer.
+    _compiled: Callable[..., None] | None = None
 
     def __init__(
         self,
