@@ -137,6 +137,20 @@ def test_many_blocks_with_a_past_are_one_block() -> None:
     torch.testing.assert_close(torch.cat(parts, dim=2), whole, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("window", [40, [16, 32, 150]])
+@torch.no_grad()
+def test_token_by_token_is_one_block(window: int | list[int]) -> None:
+    """Without gradients single tokens have a backend of their own."""
+    q, k, v = (torch.randn(B, H, 20, K, dtype=torch.float64) for _ in range(3))
+    options: dict[str, Any] = {"spans": torch.tensor([3.5, 0.0, 14.0], dtype=torch.float64), "ramp": 4}
+    options |= {"window": window, "position_keys": torch.randn(150, K, dtype=torch.float64)}
+    whole = span_attention(q, k, v, **options)
+    for t in range(20):
+        now = (x[:, :, t, None] for x in (q, k, v))
+        one = span_attention(*now, past=(k[:, :, :t].float(), v[:, :, :t].float()), **options)
+        torch.testing.assert_close(one[:, :, 0], whole[:, :, t], rtol=1e-5, atol=1e-6)  # the past is float32
+
+
 def test_dropout_only_if_asked_for() -> None:
     q, k, v = (leaf(B, H, T, K) for _ in range(3))
     plain = span_attention(q, k, v, window=4)

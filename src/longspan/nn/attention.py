@@ -101,7 +101,8 @@ def _by_group(like_BHTK: Tensor, past: tuple[Tensor, Tensor] | None, heads: Head
     joined = []
     for group, reach in zip(heads.groups, heads.reaches, strict=True):
         near = (select_heads(x[:, :, max(0, x.shape[2] - reach) :], group, dim=1) for x in (k_BHMK, v_BHMK))
-        joined.append(torch.cat(list(near), dim=1).transpose(1, 2))
+        # Under autocast the past may have been kept in another precision.
+        joined.append(torch.cat(list(near), dim=1).transpose(1, 2).to(like_BHTK.dtype))
     return joined
 
 
