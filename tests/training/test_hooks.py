@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 
 from longspan import hooks
-from longspan.config import RunConfig, SpanConfig, StageConfig
+from longspan.config import RunConfig, StageConfig
 from longspan.data import Lanes, prepare
 from longspan.errors import UserError
 from longspan.flops import Shape, flops
@@ -402,8 +402,8 @@ def test_a_line_shows_diagnostics_of_any_name() -> None:
 def test_spans_of_layers_that_differ() -> None:
     """In a user's model layers may have other limits, prices and numbers of heads."""
     model = OwnModel()
-    model.near = LearnedSpan(SpanConfig(limit=32, ramp=4, start=0.5, penalty=0.01), 2)
-    model.far = LearnedSpan(SpanConfig(limit=256, ramp=4, start=0.25, penalty=0.1), 3)
+    model.near = LearnedSpan(2, 32, ramp=4, start=0.5, penalty=0.01)
+    model.far = LearnedSpan(3, 256, ramp=4, start=0.25, penalty=0.1)
     torch.testing.assert_close(model.penalties()["span"], torch.tensor(0.01 * 16 + 0.1 * 64))
     with torch.no_grad():
         model.near.fraction_H.copy_(torch.tensor([2.0, 0.25]))
