@@ -19,13 +19,14 @@ def register(subparsers: Any) -> None:
         "that the model was trained on. Without a corpus, and for fairseq, the run reads and writes token "
         "numbers. Options that the file does not contain have the project's defaults.",
     )
-    parser.add_argument("file", metavar="FILE", help="the checkpoint; a file that could run code is refused")
+    parser.add_argument("file", metavar="FILE", help="the checkpoint; nothing from it is ever run")
     parser.add_argument(
+        "--kind",
         "--from",
         dest="kind",
         metavar="KIND",
         required=True,
-        help="adaptive-span, fairseq-adaptive-span, sha-rnn, transformer-xl or hf-transfo-xl",
+        help="adaptive-span, fairseq-adaptive-span, sha-rnn, transformer-xl, hf-transfo-xl or gpt-spans",
     )
     parser.add_argument("--data", metavar="CORPUS", help="the corpus it was trained on")
     parser.add_argument(

@@ -15,7 +15,7 @@ from longspan.interop.pickles import SCALARS, StandIn
 
 WRAPPERS = ("module", "_orig_mod")  # of DataParallel, FP16_Module and torch.compile
 # Far more than any model has. A module may contain itself, or parts that share all their parts.
-MOST_ENTRIES, DEEPEST, LONGEST_NAME = 1_000_000, 64, 1000
+MOST_ENTRIES, DEEPEST, LONGEST_NAME = 200_000, 64, 1000
 
 
 class ModuleState(dict[str, Tensor]):
@@ -91,10 +91,10 @@ def _parts(module: StandIn) -> Iterator[tuple[str, StandIn]]:
 def _without_wrappers(module: StandIn) -> StandIn:
     for _ in range(DEEPEST):
         inside = _group(module, "_modules")
-        wrapped = next((inside[name] for name in WRAPPERS if name in inside), None)
-        if len(inside) != 1 or not is_module(wrapped) or _group(module, "_parameters"):
+        wrapped = [inside[name] for name in WRAPPERS if is_module(inside.get(name))]
+        if len(inside) != 1 or not wrapped or _group(module, "_parameters"):
             break
-        module = wrapped
+        module = wrapped[0]
     return module
 
 

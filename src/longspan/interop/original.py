@@ -16,6 +16,7 @@ from longspan.config import ModelConfig, schema
 from longspan.errors import UserError, nearest
 from longspan.interop.adaptive_span import AdaptiveSpan
 from longspan.interop.fairseq_adaptive_span import FairseqAdaptiveSpan
+from longspan.interop.gpt_spans import GptSpans
 from longspan.interop.modules import named
 from longspan.interop.sha_rnn import ShaRnn
 from longspan.interop.torch_file import read_torch_file
@@ -26,6 +27,7 @@ from longspan.models import LanguageModel, build
 KINDS: dict[str, Translation] = {
     "adaptive-span": AdaptiveSpan(),
     "fairseq-adaptive-span": FairseqAdaptiveSpan(),
+    "gpt-spans": GptSpans(),
     "sha-rnn": ShaRnn(),
     "transformer-xl": TransformerXL(
         memory_length=0, clamp_length=-1, same_length=False, start="empty", cluster_order="from-end"

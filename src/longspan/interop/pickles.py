@@ -65,7 +65,7 @@ class Machine:
         self.stack, self.marked, self.memo = [], [], {}
         at = 0
         try:
-            for opcode, argument, position in pickletools.genops(source):
+            for opcode, argument, position in pickletools.genops(source):  # type: ignore[arg-type]
                 at = position or 0
                 if opcode.name == "STOP":
                     (value,) = self.stack
@@ -110,9 +110,9 @@ class Machine:
 
     def call(self, callee: Any, arguments: Any) -> Any:
         """What the call stands for; only functions of `known` run."""
-        if type(callee) is not Global or type(arguments) is not tuple:
+        if type(callee) not in (Global, StandIn) or type(arguments) is not tuple:
             raise UserError("it calls something that is not a name")
-        if callee.name in self.known:
+        if type(callee) is Global and callee.name in self.known:
             return self.known[callee.name](*arguments)
         self.calls.add(callee.name)
         return StandIn(callee.name, arguments)
@@ -160,6 +160,10 @@ def _pop(machine: Machine, _: Any) -> None:
         machine.stack.pop()
     else:  # a pop may also remove a mark
         machine.since_mark()
+
+
+def _pop_mark(machine: Machine, _: Any) -> None:
+    machine.since_mark()
 
 
 def _gather(make: Callable[[list[Any]], Any]) -> Callable[[Machine, Any], None]:
@@ -254,7 +258,7 @@ def _persistent(machine: Machine, _: Any) -> None:
 _STEPS: dict[str, Callable[[Machine, Any], None]] = {
     "MARK": _mark,
     "POP": _pop,
-    "POP_MARK": lambda machine, _: machine.since_mark() and None,
+    "POP_MARK": _pop_mark,
     "DUP": lambda machine, _: machine.stack.append(machine.stack[-1]),
     "TUPLE": _gather(tuple),
     "LIST": _gather(list),

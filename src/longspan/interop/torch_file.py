@@ -48,11 +48,6 @@ class Contents:
     calls: frozenset[str]
 
 
-@dataclass(frozen=True, eq=False)
-class Unread:
-    """A storage of which only the type is known so far."""
-
-
 def read_torch_file(path: Path) -> Contents:
     """The contents of a file; a `UserError` says why it is refused."""
     size = path.stat().st_size
@@ -74,11 +69,7 @@ def _read_zip(path: Path, size: int) -> Contents:
         if info.compress_type != zipfile.ZIP_STORED or info.file_size > left:
             raise UserError(f"its entry {name} is compressed, or larger than the file")
         left -= info.file_size
-        content = bytearray(info.file_size)
-        with archive.open(info) as stream:
-            if stream.readinto(content) != len(content):
-                raise UserError(f"its entry {name} is cut off")
-        return content
+        return bytearray(archive.read(info))  # an entry that is cut off is an error of zipfile
 
     def storage(key: str, dtype: torch.dtype, count: int) -> Tensor:
         return _flat(entry(f"{folder}/data/{key}"), dtype, count)
@@ -92,10 +83,16 @@ def _read_zip(path: Path, size: int) -> Contents:
             if f"{folder}/byteorder" in names and entry(f"{folder}/byteorder") != b"little":
                 raise UserError("it was written on a big-endian machine: save it again on another")
             machine = _machine(_each_once(storage), size)
-            return Contents(
-                machine.read(io.BytesIO(entry(f"{folder}/data.pkl"))), frozenset(machine.calls)
-            )
-    except (zipfile.BadZipFile, LookupError, EOFError, OSError, ValueError, NotImplementedError, RuntimeError):
+            return Contents(machine.read(io.BytesIO(entry(f"{folder}/data.pkl"))), frozenset(machine.calls))
+    except (
+        zipfile.BadZipFile,
+        LookupError,
+        EOFError,
+        OSError,
+        ValueError,
+        NotImplementedError,
+        RuntimeError,
+    ):
         raise UserError("it is a damaged or incomplete archive") from None
 
 
@@ -113,7 +110,7 @@ def _read_legacy(mapped: mmap.mmap, size: int) -> Contents:
     def note(key: str, dtype: torch.dtype, count: int) -> Any:
         if wanted.setdefault(key, dtype) != dtype:
             raise UserError(f"its storage {key} has two types")
-        return Unread()
+        return StandIn("storage", ())
 
     _machine(note, size).read(mapped)
     keys = plain.read(mapped)
@@ -174,7 +171,7 @@ def _machine(storage: _Storage | None, size: int) -> Machine:
         return _part(found, view[0]) if view and view[0] is not None else found
 
     def tensor(storage: Any, offset: Any, shape: Any, strides: Any, *more: Any) -> Any:
-        return storage if isinstance(storage, Unread) else _strided(storage, offset, shape, strides, size)
+        return storage if type(storage) is StandIn else _strided(storage, offset, shape, strides, size)
 
     def typed(rebuild: Any, kind: Any, arguments: Any, state: Any) -> Any:
         return machine.call(rebuild, arguments)
@@ -214,7 +211,7 @@ def _dtype(kind: Any) -> torch.dtype:
 
 def _part(storage: Any, view: Any) -> Any:
     """Older versions of torch save a storage that is a part of another one."""
-    if isinstance(storage, Unread):
+    if type(storage) is StandIn:
         return storage
     _, offset, count = view
     return _strided(storage, offset, (count,), (1,), len(storage))
