@@ -1,4 +1,4 @@
-"""Checkpoints of GPTs with spans, under the names of several implementations: the same outputs as the weights."""
+"""Checkpoints of GPTs with spans, under the names of several implementations: the same outputs."""
 
 from __future__ import annotations
 

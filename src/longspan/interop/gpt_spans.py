@@ -143,7 +143,7 @@ def _form(name: str) -> str | None:
 
 
 def _join_heads(tensors: Tensors) -> None:
-    """One matrix for each of query, key and value of a layer, from one matrix of each head or of all three."""
+    """One matrix for each of query, key and value of a layer, from one of each head or one for all three."""
     for layer in range(count(tensors, r"layers\.(\d+)\.")):
         here = f"layers.{layer}"
         for kind in ("weight", "bias"):
