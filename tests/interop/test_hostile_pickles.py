@@ -269,6 +269,32 @@ def test_deep_and_doubled_values_take_no_time(tmp_path):
     assert "not a plain value" in str(answer(path))
 
 
+@pytest.mark.parametrize(
+    "again",
+    [
+        b"0cbuiltins\nlist\n(h\x00tR",
+        b"0cbuiltins\nset\n(h\x00tR",
+        b"0ctorch\nSize\n(h\x00tR",
+        b"0ccollections\nOrderedDict\n(h\x01tR",
+        b"0cmodel\nNet\n)\x81h\x01b",
+    ],
+)
+def test_the_same_copy_again_and_again_is_refused(tmp_path, again):
+    """Otherwise a small file fills the memory."""
+    numbers = b"(" + b"".join(b"J%b" % struct.pack("<i", number) for number in range(20_000)) + b"lq\x00"
+    entries = b"0(" + b"".join(b"I%d\nN" % number for number in range(20_000)) + b"dq\x01"
+    path = tmp_path / "c.pt"
+    path.write_bytes(numbers + entries + again * 5000 + b".")
+    assert "copies more than the file has" in str(answer(path))
+
+
+def test_names_that_repeat_a_wrapper_or_are_long_take_no_time(tmp_path):
+    torch.save({"module." * 5000 + "x": torch.ones(1)}, tmp_path / "c.pt")
+    assert not isinstance(answer(tmp_path / "c.pt"), UserError)
+    (tmp_path / "c.pt").write_bytes(b"\x80\x04X\x00\x00\x01\x00%b\x8cos\x93." % (b"a" * 65536))
+    assert isinstance(answer(tmp_path / "c.pt"), UserError)
+
+
 def module(parts: bytes) -> bytes:
     return b"cmodel\nNet\n)\x81}(S'_parameters'\n}S'_buffers'\n}S'_modules'\n}%bub" % parts
 

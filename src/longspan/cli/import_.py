@@ -17,9 +17,10 @@ def register(subparsers: Any) -> None:
         help="import a checkpoint of an original implementation",
         description="Make a run folder, for eval and generate, from a checkpoint of an original "
         "implementation. Such a file has no vocabulary. It is rebuilt from the corpus, so give the corpus "
-        "that the model was trained on; for fairseq it is the folder that fairseq prepared. Without a corpus "
+        "that the model was trained on; for fairseq the folder that it prepared. Without a corpus "
         "the run reads and writes token numbers. Whole modules, as SHA-RNN and Transformer-XL save them, are "
-        "read without running anything from the file. Options that the file does not contain have the project's defaults.",
+        "read without running anything from the file. Options that the file does not contain have the "
+        "project's defaults.",
     )
     parser.add_argument("file", metavar="FILE", nargs="?", help="the checkpoint; nothing from it is ever run")
     parser.add_argument(

@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from longspan.errors import UserError
-from longspan.interop.pickles import SCALARS, StandIn
+from longspan.interop.pickles import LONGEST_NAME, SCALARS, StandIn
 
 WRAPPERS = ("module", "_orig_mod")  # of DataParallel, FP16_Module and torch.compile
 # Far more than any model has. A module may contain itself, or parts that share all their parts.
-MOST_ENTRIES, DEEPEST, LONGEST_NAME = 200_000, 64, 1000
+MOST_ENTRIES, DEEPEST = 200_000, 64
 
 
 class ModuleState(dict[str, Tensor]):
@@ -33,7 +33,7 @@ class ModuleState(dict[str, Tensor]):
                     if saved and isinstance(tensor, Tensor):
                         self[f"{prefix}{name}"] = tensor
             for name, value in part.state.items():
-                if not name.startswith("_") and _is_plain(value):
+                if not name.startswith("_") and len(name) <= LONGEST_NAME and _is_plain(value):
                     self.attributes[f"{prefix}{name}"] = value
 
 
@@ -66,10 +66,10 @@ def _opened(part: Any) -> Any:
 
 def _unwrapped(tensors: dict[str, Any]) -> dict[str, Any]:
     """State dicts of wrapped modules have one prefix in all names."""
-    for wrapper in WRAPPERS:
+    for wrapper in WRAPPERS * 2:  # two wrappers around each other, in any order
         prefix = f"{wrapper}."
         if tensors and all(isinstance(name, str) and name.startswith(prefix) for name in tensors):
-            return _unwrapped({name.removeprefix(prefix): part for name, part in tensors.items()})
+            tensors = {name.removeprefix(prefix): part for name, part in tensors.items()}
     return tensors
 
 
@@ -100,10 +100,11 @@ def _without_wrappers(module: StandIn) -> StandIn:
 
 def _group(part: StandIn, group: str) -> dict[str, Any]:
     found = part.state.get(group)
-    return {name: value for name, value in found.items() if type(name) is str} if type(found) is dict else {}
+    items = found.items() if type(found) is dict else ()
+    return {name: value for name, value in items if type(name) is str and len(name) <= LONGEST_NAME}
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return len(value) < 1000 and all(type(part) in SCALARS for part in value)
+        return len(value) <= 100 and all(type(part) in SCALARS for part in value)
     return type(value) in SCALARS

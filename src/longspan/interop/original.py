@@ -79,8 +79,8 @@ def read_original(
         config = beside if beside.is_file() else None
     given = _options(config, translation.groups)
     loaded = _load(path, translation.remedy)
-    told = _without_none(translation.told(loaded))
     try:
+        told = _without_none(translation.told(loaded))
         options = translation.read({**told, **given})
         tensors = translation.tensors(loaded)
         model_config = translation.config(tensors, options)

@@ -20,6 +20,7 @@ from torch import Tensor
 from longspan.errors import UserError
 
 PROTOCOL = 5
+LONGEST_KEY, LONGEST_NAME = 16, 1000
 SCALARS = (str, int, float, bool, bytes, type(None))
 OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # of Python 2
 
@@ -55,6 +56,7 @@ class Machine:
 
     known: Mapping[str, Callable[..., Any]]  # by the full name in the pickle
     persistent: Callable[[Any], Any]  # from the id of an object that the pickle does not contain
+    limit: int  # entries that may be copied; a pickle can ask for the same copy again and again
     calls: set[str] = field(default_factory=set)  # names that the pickle calls; none was called
     stack: list[Any] = field(default_factory=list)
     marked: list[list[Any]] = field(default_factory=list)  # the stacks below each mark
@@ -104,6 +106,15 @@ class Machine:
         elif name != "FRAME":
             raise UserError(f"the pickle opcode {name} is not supported")
 
+    def copied(self, values: Any) -> Any:
+        """Values to be copied, if the pickle has not asked for too many copies."""
+        if type(values) not in (list, tuple, dict, set, frozenset):
+            raise UserError("it makes a container of what is none")
+        self.limit -= len(values)
+        if self.limit < 0:
+            raise UserError("it copies more than the file has")
+        return values
+
     def since_mark(self) -> list[Any]:
         values, self.stack = self.stack, self.marked.pop()
         return values
@@ -126,7 +137,8 @@ class Machine:
         parts = state if type(state) is tuple and len(state) == 2 else (state,)  # attributes, then slots
         for part in parts:
             if type(part) is dict:
-                target.state.update((key, value) for key, value in part.items() if type(key) is str)
+                entries = self.copied(part).items()
+                target.state.update((key, value) for key, value in entries if type(key) is str)
 
 
 def pairs(values: list[Any]) -> list[tuple[Any, Any]]:
@@ -138,15 +150,17 @@ def pairs(values: list[Any]) -> list[tuple[Any, Any]]:
 
 def hashable(key: Any) -> Any:
     """A key, if hashing it is quick: tuples in tuples could take for ever."""
-    plain = (*SCALARS, Global, StandIn)
-    if isinstance(key, (*plain, Tensor)) or (type(key) is tuple and all(type(part) in plain for part in key)):
+    parts = key if type(key) is tuple and len(key) <= LONGEST_KEY else (key,)
+    if all(isinstance(part, (*SCALARS, Global, StandIn, Tensor)) for part in parts) and not any(
+        type(part) is int and part.bit_length() > 64 for part in parts
+    ):
         return key
     raise UserError("a key of a dictionary or a member of a set is not a plain value")
 
 
 def full_name(module: Any, name: Any) -> Global:
-    if type(module) is not str or type(name) is not str:
-        raise UserError("the name of a class is not text")
+    if type(module) is not str or type(name) is not str or len(module) + len(name) > LONGEST_NAME:
+        raise UserError("the name of a class is not text, or too long")
     return Global(f"{OLD_MODULES.get(module, module)}.{name}")
 
 

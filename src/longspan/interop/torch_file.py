@@ -176,29 +176,28 @@ def _machine(storage: _Storage | None, size: int) -> Machine:
     def typed(rebuild: Any, kind: Any, arguments: Any, state: Any) -> Any:
         return machine.call(rebuild, arguments)
 
+    def dictionary(items: Any = ()) -> dict[Any, Any]:
+        copied = machine.copied(items)
+        return {hashable(key): value for key, value in (copied.items() if type(copied) is dict else copied)}
+
     known: Mapping[str, Callable[..., Any]] = {
         "torch._utils._rebuild_tensor": tensor,
         "torch._utils._rebuild_tensor_v2": tensor,
         "torch._utils._rebuild_parameter": lambda data, *more: data,
         "torch._utils._rebuild_parameter_with_state": lambda data, *more: data,
         "torch._tensor._rebuild_from_type_v2": typed,
-        "torch.Size": lambda sizes=(): tuple(sizes),
-        "collections.OrderedDict": _dictionary,
-        "collections.Counter": _dictionary,
-        "collections.defaultdict": lambda factory=None, items=(): _dictionary(items),
-        "builtins.dict": _dictionary,
-        "builtins.list": list,
-        "builtins.set": lambda members=(): set(map(hashable, members)),
-        "builtins.frozenset": lambda members=(): frozenset(map(hashable, members)),
+        "torch.Size": lambda sizes=(): tuple(machine.copied(sizes)),
+        "collections.OrderedDict": dictionary,
+        "collections.Counter": dictionary,
+        "collections.defaultdict": lambda factory=None, items=(): dictionary(items),
+        "builtins.dict": dictionary,
+        "builtins.list": lambda members=(): list(machine.copied(members)),
+        "builtins.set": lambda members=(): set(map(hashable, machine.copied(members))),
+        "builtins.frozenset": lambda members=(): frozenset(map(hashable, machine.copied(members))),
         "copyreg._reconstructor": lambda kind, base, state: StandIn(kind.name, ()),
     }
-    machine = Machine(known, persistent)
+    machine = Machine(known, persistent, size)
     return machine
-
-
-def _dictionary(items: Any = ()) -> dict[Any, Any]:
-    listed = items.items() if type(items) is dict else items
-    return {hashable(key): value for key, value in listed}
 
 
 def _dtype(kind: Any) -> torch.dtype:
@@ -217,14 +216,15 @@ def _part(storage: Any, view: Any) -> Any:
     return _strided(storage, offset, (count,), (1,), len(storage))
 
 
-def _strided(storage: Any, offset: Any, shape: Any, strides: Any, limit: int) -> Tensor:
+def _strided(storage: Any, offset: Any, sizes: Any, steps: Any, limit: int) -> Tensor:
     """A view of a storage; it must lie inside it."""
     if not isinstance(storage, Tensor):
         raise UserError("it has a tensor without a storage")
-    sizes, steps = tuple(shape), tuple(strides)
-    numbers = (offset, *sizes, *steps)
+    if type(sizes) is not tuple or type(steps) is not tuple:
+        raise UserError("it has a tensor without a shape")
     if len(sizes) != len(steps) or len(sizes) > MOST_DIMENSIONS:
         raise UserError("it has a tensor whose shape does not fit its strides")
+    numbers = (offset, *sizes, *steps)
     if not all(type(number) is int and 0 <= number <= limit for number in numbers):
         raise UserError("it has a tensor with an impossible shape")
     last = offset + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))

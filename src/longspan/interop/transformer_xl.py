@@ -97,7 +97,7 @@ class TransformerXL(Translation):
     def told(self, loaded: Mapping[str, Any]) -> Options:
         model = attributes(loaded)
         if model.get("attn_type", 0) != 0:
-            raise UserError(f"attention of type {model['attn_type']!r} is not supported, only type 0")
+            raise UserError(f"attention of type {str(model['attn_type'])[:20]} is not supported, only type 0")
         told = {theirs: model.get(name) for theirs, name in ATTRIBUTES.items()}
         cutoffs = model.get("crit.cutoffs")
         if isinstance(cutoffs, list | tuple) and cutoffs:  # the last one is the end of the vocabulary
