@@ -17,6 +17,7 @@ _HEEDED_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "beta1": ("optimizer", ("adam", "adamw", "lamb", "muon")),
     "beta2": ("optimizer", ("adam", "adamw", "lamb", "muon")),
     "weight_decay": ("optimizer", ("adam", "adamw", "lamb", "sgd", "muon")),
+    "weight_decay_of": ("optimizer", ("adam", "adamw", "lamb", "sgd", "muon")),
     "min_trust": ("optimizer", ("lamb",)),
     "adamw_learning_rate": ("optimizer", ("muon",)),
     "final_fraction": ("schedule", ("cosine", "trapezoid", "one-minus-sqrt")),
@@ -54,8 +55,11 @@ class StageConfig:
     momentum: float | None = option(None, help="momentum (default: 0.95 for muon, 0 for sgd)")
     beta1: float = option(0.9, help="adam, lamb: decay of the mean gradient")
     beta2: float = option(0.999, help="adam, lamb: decay of the mean squared gradient")
-    weight_decay: float = option(
-        0.0, help="weight decay of matrices; never of norms, biases, embeddings or spans"
+    weight_decay: float = option(0.0, help="weight decay of the parameters that weight_decay_of names")
+    weight_decay_of: Literal["matrices", "all"] = option(
+        "matrices",
+        help="what decays: matrices of the layers, or all parameters, also norms, biases, embeddings and "
+        "spans, as in SHA-RNN's code",
     )
     min_trust: float = option(
         0.25,

@@ -32,8 +32,10 @@ def undeclared_notice(model: LanguageModel, stages: Iterable[StageConfig]) -> st
     That is the case in stages with Muon or weight decay, if a module has undeclared matrices of its own that
     are not embeddings and not in the output head.
     """
+    stages = list(stages)
     muon = any(stage.optimizer == "muon" for stage in stages)
-    if not muon and not any(stage.weight_decay > 0 for stage in stages):
+    partly = [stage for stage in stages if stage.weight_decay_of == "matrices"]
+    if not muon and not any(stage.weight_decay > 0 for stage in partly):
         return None
     known = {*_declared(model), *_layer_matrices(model), *model.head.parameters(), *_embeddings(model)}
     names = [
@@ -43,7 +45,7 @@ def undeclared_notice(model: LanguageModel, stages: Iterable[StageConfig]) -> st
         return None
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return (
-        f"these matrices are trained {'by AdamW ' if muon else ''}without weight decay: "
+        f"these matrices are trained{' by AdamW' if muon else ''}{' without weight decay' if partly else ''}: "
         f"{', '.join(names[:_LISTED])}{more}; declare them with optimizer_groups"
     )
 

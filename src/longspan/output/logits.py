@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -13,10 +14,11 @@ MANY = 64
 
 
 def scores(hidden: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
-    """W h + b in float32, [..., D] -> [..., V]."""
+    """W h + b, [..., D] -> [..., V], in float32; in float64 if the model is."""
     padded = hidden.is_cuda and len(weight_VD) % ROW != 0 and hidden.numel() > MANY * hidden.shape[-1]
     product = padded_linear if padded else F.linear
-    return product(hidden, weight_VD, bias_V).float()
+    logits = product(hidden, weight_VD, bias_V)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def padded_linear(hidden: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
