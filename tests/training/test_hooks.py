@@ -149,12 +149,12 @@ def test_records_are_cut_back_on_resume(
     out, config = tmp_path / "run", small_config(text, **RUN)
     update, calls = Updater.update, 0
 
-    def dying(*arguments: Any) -> Any:
+    def dying(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == step:
             raise Killed
-        return update(*arguments)
+        return update(*arguments, **options)
 
     monkeypatch.setattr(Updater, "update", dying)
     with pytest.raises(Killed):

@@ -1,7 +1,7 @@
 """Whole training runs against recorded ones of the original SHA-RNN, in float64 and with nothing random.
 
-Everything of a run takes part: lanes, the carried state, schedule, clipping and optimizer. Only the initial weights
-and the block lengths are given, because the originals are not drawn from our generators.
+Everything of a run takes part: lanes, the carried state, schedule, clipping and optimizer. Only the initial
+weights and the block lengths are given, because the original's are not drawn from our generators.
 """
 
 from __future__ import annotations

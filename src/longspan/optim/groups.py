@@ -44,10 +44,9 @@ def undeclared_notice(model: LanguageModel, stages: Iterable[StageConfig]) -> st
     if not names:
         return None
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return (
-        f"these matrices are trained{' by AdamW' if muon else ''}{' without weight decay' if partly else ''}: "
-        f"{', '.join(names[:_LISTED])}{more}; declare them with optimizer_groups"
-    )
+    how = f"{' by AdamW' if muon else ''}{' without weight decay' if partly else ''}"
+    shown = f"{', '.join(names[:_LISTED])}{more}"
+    return f"these matrices are trained{how}: {shown}; declare them with optimizer_groups"
 
 
 def _declared(model: LanguageModel) -> dict[nn.Parameter, str]:
