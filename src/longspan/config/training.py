@@ -188,6 +188,9 @@ class TrainingConfig:
     )
     device: str = option("auto", help="cpu, cuda, cuda:1 ...; auto uses a GPU if there is one")
     seed: int = option(1, help="seed of initial weights, dropout, block lengths and the order of segments")
+    logger: Literal["wandb"] | None = option(
+        None, help="also send the metrics to Weights & Biases (needs: pip install 'longspan[wandb]')"
+    )
     log_every: int = option(50, help="steps between two lines of metrics")
     evaluate_every: int = option(1000, help="steps between two evaluations; 0 for none until the end")
     checkpoint_every: int = option(1000, help="steps between two checkpoints; 0 for none until the end")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,8 +26,10 @@ from longspan.runs.resume_checks import check_resumable
 from longspan.testing import ContractError, check_model
 from longspan.training.loop import Loop
 from longspan.training.reporter import Reporter
+from longspan.training.run_log import RunLog
 from longspan.training.run_progress import RunProgress
 from longspan.training.strategy import Strategy
+from longspan.training.wandb_logger import find_wandb
 
 Callback = Callable[[dict[str, Any]], object]
 
@@ -53,8 +56,10 @@ def train(
         raise UserError("there is nothing to train: the configuration has no [[stage]]")
     device = pick_device(config.training.device)  # fails before the corpus is prepared
     asked, config = config.training, resolved(config, device)
-    with reporter or Reporter() as reporter:
-        corpus = given or prepare(config.data, progress=reporter.say)
+    if config.training.logger == "wandb":
+        find_wandb()
+    with RunLog(reporter or Reporter()) as log:
+        corpus = given or prepare(config.data, progress=log.say)
         _check_fits(config, corpus)
         _check_can_be_scored(config, corpus)
         if given is not None and given.blocks is not None and given.blocks.next(LanePosition()) is None:
@@ -70,7 +75,7 @@ def train(
                 out, _with_absolute_corpus(config), corpus.tokenizer, corpus.fingerprint
             )
             with lock.for_training(folder):
-                _run(folder, corpus, model, reporter, None, strategy, callback, asked)
+                _run(folder, corpus, model, log, None, strategy, callback, asked)
     return folder
 
 
@@ -90,12 +95,12 @@ def resume(
     strategy.check(folder.config)
     if not folder.config.stage:
         raise UserError(f"{run} cannot be resumed: its configuration has no [[stage]]")
-    with reporter or Reporter() as reporter:
+    with RunLog(reporter or Reporter()) as log:
         if is_finished(folder):
-            reporter.say(f"{run} is finished: nothing to do")
+            log.say(f"{run} is finished: nothing to do")
             return folder
         with lock.for_training(folder):
-            _continue_run(folder, given, reporter, strategy, callback)
+            _continue_run(folder, given, log, strategy, callback)
     return folder
 
 
@@ -115,11 +120,11 @@ def is_finished(folder: RunFolder) -> bool:
 def _continue_run(
     folder: RunFolder,
     given: GivenTokens | None,
-    reporter: Reporter,
+    log: RunLog,
     strategy: type[Strategy],
     callback: Callback | None,
 ) -> None:
-    device, saved = pick_device(folder.config.training.device), _checkpoint_to_resume(folder, reporter)
+    device, saved = pick_device(folder.config.training.device), _checkpoint_to_resume(folder, log)
     folder.config = config = resolved(folder.config, device)  # config.toml has `auto` only if it was edited
     if saved is not None:
         _check_unchanged(folder, saved)
@@ -132,7 +137,7 @@ def _continue_run(
         raise UserError(
             f"{folder.path} was trained on the corpus {config.data.corpus}: resume it without data"
         )
-    corpus = given or prepare(config.data, progress=reporter.say)
+    corpus = given or prepare(config.data, progress=log.say)
     if corpus.fingerprint != folder.fingerprint:
         what = f"the text of {corpus.name} has" if given is None else f"{corpus.name} have"
         raise UserError(f"{what} changed since {folder.path} began: start a new run")
@@ -144,14 +149,14 @@ def _continue_run(
         )
     changed = differences(folder.environment, environment(device))
     if changed:
-        reporter.say(f"{', '.join(changed)}: results may differ in their last bits")
+        log.say(f"{', '.join(changed)}: results may differ in their last bits")
     step = saved.facts["progress"]["step"] if saved else 0
-    reporter.say(f"continuing {folder.path} after step {step:,}")
+    log.say(f"continuing {folder.path} after step {step:,}")
     with _own_random_numbers(config.training.seed, device):
         model = _build_model(config, corpus, device)
         if saved is not None:
             check_weights(model, saved.below("model"), folder.checkpoint("last"))
-        _run(folder, corpus, model, reporter, saved, strategy, callback, config.training)
+        _run(folder, corpus, model, log, saved, strategy, callback, config.training)
 
 
 def _checkpoint_to_resume(folder: RunFolder, reporter: Reporter) -> Checkpoint | None:
@@ -230,14 +235,18 @@ def _run(
     folder: RunFolder,
     corpus: TokenizedCorpus | GivenTokens,
     model: LanguageModel,
-    reporter: Reporter,
+    log: RunLog,
     resume_from: Checkpoint | None,
     strategy: type[Strategy],
     callback: Callback | None,
     asked: TrainingConfig,
 ) -> None:
-    reporter.say(_summary(folder, corpus, model, asked))
-    Loop(folder, corpus, model, reporter, resume_from, strategy, callback).run()
+    log.open(folder.log)
+    log.say(_summary(folder, corpus, model, asked))
+    if resume_from is None:
+        log.note(str(model))
+    Loop(folder, corpus, model, log, resume_from, strategy, callback).run()
+    log.note(f"finished: {json.dumps(folder.final())}")
 
 
 def _check_unchanged(folder: RunFolder, saved: Checkpoint) -> None:
