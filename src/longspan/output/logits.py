@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -14,11 +13,10 @@ MANY = 64
 
 
 def scores(hidden: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
-    """W h + b, [..., D] -> [..., V], in float32; in float64 if the model is."""
+    """W h + b in float32, [..., D] -> [..., V]."""
     padded = hidden.is_cuda and len(weight_VD) % ROW != 0 and hidden.numel() > MANY * hidden.shape[-1]
     product = padded_linear if padded else F.linear
-    logits = product(hidden, weight_VD, bias_V)
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return product(hidden, weight_VD, bias_V).float()
 
 
 def padded_linear(hidden: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
