@@ -149,12 +149,12 @@ def test_records_are_cut_back_on_resume(
     out, config = tmp_path / "run", small_config(text, **RUN)
     update, calls = Updater.update, 0
 
-    def dying(*arguments: Any) -> Any:
+    def dying(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == step:
             raise Killed
-        return update(*arguments)
+        return update(*arguments, **options)
 
     monkeypatch.setattr(Updater, "update", dying)
     with pytest.raises(Killed):
@@ -336,6 +336,10 @@ class TestOptimizerGroups:
             f"these matrices are trained without weight decay: {names}; declare them with optimizer_groups"
         )
         assert undeclared_notice(model, [self.stage(weight_decay=0.1)]) == notice
+        everything = {"weight_decay": 0.1, "weight_decay_of": "all"}
+        assert undeclared_notice(model, [self.stage(**everything)]) is None
+        by_adamw = f"these matrices are trained by AdamW: {names}; declare them with optimizer_groups"
+        assert undeclared_notice(model, [self.stage(optimizer="muon", **everything)]) == by_adamw
         assert undeclared_notice(OwnModel(), [muon]) is None
         said = Lines()
         config = small_config(text, stage__0__weight_decay=0.1, stage__0__steps=1, stage__1__steps=1)
