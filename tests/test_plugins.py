@@ -288,7 +288,7 @@ class TestArchitecture:
     def test_recipes_describes_a_file(self, code: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["recipes", lstm_recipe()]) == 0
         shown = capsys.readouterr().out
-        assert shown.startswith("small: \n  0.0M parameters, 25 steps + 18 steps on text.txt")
+        assert shown.startswith("small: \n  7.6k parameters, 25 steps + 18 steps on text.txt")
 
     def test_it_survives_its_own_file(self, code: Path) -> None:
         config = RunConfig.from_toml(Path(lstm_recipe()).read_bytes(), "mine.toml")

@@ -50,6 +50,7 @@ register_tokenizer(
 )
 register_tokenizer("bpe", f"{_TOKENIZERS}.bpe:BpeTokenizer", options=["vocabulary_size", "lowercase"])
 register_tokenizer("adaptive-span", f"{_TOKENIZERS}.originals:OriginalTokenizer", options=["order"])
+register_tokenizer("fairseq", f"{_TOKENIZERS}.fairseq:FairseqTokenizer")
 register_tokenizer("sha-rnn", f"{_TOKENIZERS}.originals:OriginalTokenizer")
 register_tokenizer("transformer-xl", f"{_TOKENIZERS}.originals:OriginalTokenizer")
 

@@ -21,6 +21,7 @@ from longspan.data import Tokenizer
 from longspan.errors import UserError
 from longspan.generation import check_sampling, generate_from
 from longspan.inspection.attention import LayerAttention, attention
+from longspan.inspection.attention_by_distance import MeanAttention, mean_attention
 from longspan.inspection.token_spans import token_spans
 from longspan.models import LanguageModel, build_run
 from longspan.reading import TextState, begin, blocks, nats_of, read
@@ -47,7 +48,7 @@ class TextScore:
     ids: tuple[int, ...]
     pieces: tuple[bytes, ...]  # the text of each token
     token_nats: tuple[float, ...]  # of each token: minus the logarithm of its probability
-    bytes: int  # of the whole text, in UTF-8
+    bytes: int | None  # of the whole text, in UTF-8; None if tokens are numbers of an unknown text
     state: TextState  # after the text
 
     @property
@@ -57,7 +58,7 @@ class TextScore:
 
     @property
     def bits_per_byte(self) -> float:
-        """Not a number (nan) for a text without bytes."""
+        """Not a number (nan) for a text without bytes, or if only tokens are known."""
         return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
 
 
@@ -93,7 +94,7 @@ class LoadedModel:
         ids = self._encode(text).tolist()
         nats, after = nats_of(self.model, ids, self._check_state(state) or self._at_line_start())
         pieces = self.tokenizer.pieces()
-        size = len(text.encode("utf-8", "surrogateescape"))
+        size = len(text.encode("utf-8", "surrogateescape")) if self.tokenizer.knows_text else None
         return TextScore(tuple(ids), tuple(pieces[token] for token in ids), tuple(nats), size, after)
 
     def hidden(self, text: str, state: TextState | None = None) -> Tensor:
@@ -110,6 +111,14 @@ class LoadedModel:
         distance within which 90 per cent of the weight lies. Empty for a model without attention.
         """
         return attention(self.model, self._encode(text), self._check_state(state))
+
+    def mean_attention(self, text: str, state: TextState | None = None) -> MeanAttention:
+        """The mean attention weight of every layer and head over the distance, for a text of any length.
+
+        The result has `weights_LHW` by distance, `persistent_LH`, `mean_distance_LH` and `reach_LH`;
+        `longspan.inspection.draw_attention` draws it. A model without attention is an error.
+        """
+        return mean_attention(self.model, self._encode(text), self._check_state(state))
 
     def spans(self) -> list[list[float]] | None:
         """How many tokens each head of each layer looks back; None if the model has no learned spans.

@@ -43,6 +43,19 @@ def test_a_table_and_all_figures(tmp_path, capsys):
     assert figures["mean_window"] > 48
 
 
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["quickstart"], "spans start"),
+        (["quickstart", "--model.span.kind", "fixed"], "spans fixed"),
+        (["sha-rnn", "--model.memory-length", "16"], "no spans"),
+    ],
+)
+def test_a_model_without_spans_says_so(words, shown, capsys):
+    assert main(["bench", *words, *TINY]) == 0
+    assert f", {shown} " in capsys.readouterr().out
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_steps_are_recorded(capsys):
     assert main(["bench", *TINY, "--device", "cuda", "--training.precision", "bf16", "--decode"]) == 0

@@ -18,7 +18,7 @@ from longspan.kernels.span_attention import decode_gpu, relative_bias, triton_ke
 POINTERS = {"HEADS": "*i64", "COUNTS": "*i64", "SEED": "*i32"}
 POINTERS |= dict.fromkeys(("SPANS", "SPAN_ENDS", "SUMS", "FOUND", "STATS"), "*fp32")
 POINTERS |= dict.fromkeys(("LSE", "INNER", "DSPAN", "DBIAS"), "*fp32") | {"FILLED": "*i64"}
-NUMBERS = ("scale", "keep_scale", "epsilon", "slope")
+NUMBERS = ("scale", "keep_scale", "epsilon", "slope", "ramp")
 
 def build(kernel, counts="TH", **constants):
     kinds = {}
@@ -57,16 +57,14 @@ nothing = dict.fromkeys(given, False) | dict.fromkeys(
     ("SPANS", "POSITION_KEYS", "CONTENT_BIAS", "POSITION_BIAS", "PERSISTENT_K", "PERSISTENT_V")
 )
 build(decode_gpu._part_kernel, BN=64, FIRST=1, **nothing, **sizes)
-build(decode_gpu._part_kernel, BN=64, FIRST=0, ramp=1, **everything, **sizes)  # as Triton does with a 1
-for dynamic in (False, True):
-    options = {"HAS_POSITIONS": True, "HAS_SPANS": True, "RENORMALISE": True, "FOLLOWS": True}
-    options |= {"HAS_FILLED": True, "HAS_DROPOUT": False, "SEED": None, "DYNAMIC": dynamic, "FIRST": 1}
-    of_queries = {"HAS_PERSISTENT": False, "HAS_BIAS": False, "WHOLE_PERSISTENT": False}
-    of_queries |= dict.fromkeys(("BIAS", "PERSISTENT_K", "PERSISTENT_V"))
-    build(triton_kernels.forward_kernel, "BHTP", **options, **of_queries, **tile)
-    of_queries |= {"KEEPS": False, "W": None, "DBIAS": None, "BIASED_Q": None}
-    build(triton_kernels.query_gradient_kernel, "BHTP", **options, **of_queries, **tile)
-    build(triton_kernels.key_gradient_kernel, "BHTP", KEEPS=False, W=None, **options, **tile)
+options = {"HAS_POSITIONS": True, "HAS_SPANS": True, "RENORMALISE": True, "FOLLOWS": True}
+options |= {"HAS_FILLED": True, "HAS_DROPOUT": False, "SEED": None, "DYNAMIC": True, "FIRST": 1}
+of_queries = {"HAS_PERSISTENT": False, "HAS_BIAS": False, "WHOLE_PERSISTENT": False}
+of_queries |= dict.fromkeys(("BIAS", "PERSISTENT_K", "PERSISTENT_V"))
+build(triton_kernels.forward_kernel, "BHTP", **options, **of_queries, **tile)
+of_queries |= {"KEEPS": False, "W": None, "DBIAS": None, "BIASED_Q": None}
+build(triton_kernels.query_gradient_kernel, "BHTP", **options, **of_queries, **tile)
+build(triton_kernels.key_gradient_kernel, "BHTP", KEEPS=False, W=None, **options, **tile)
 """
 
 

@@ -17,7 +17,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from longspan.bench.spans import learned_spans
-from longspan.config import AdaptiveSpanConfig
+from longspan.config import AdaptiveSpanConfig, EvaluationConfig
+from longspan.data import token_array
+from longspan.data.tokenizers.number import NumberTokenizer
+from longspan.evaluation import evaluate
 from longspan.interop import KINDS
 from longspan.interop.translation import Tensors
 from longspan.layers.span import span_penalty
@@ -164,3 +167,20 @@ def test_renormalised_it_is_another_model():
     with torch.no_grad():
         log_probs, _ = model.log_probs(x, model.initial_state(2))
     assert (log_probs - recorded.tensors["eval.logprob.0"]).abs().max() > 0.1
+
+
+def test_the_fairseq_protocol_is_the_recorded_walk(recorded: Recorded) -> None:
+    """The recorded losses are sums over the targets inside a block, divided by all tokens of the block."""
+    rows, length = recorded.tensors["data"], recorded.original["tokens_per_sample"]
+    tokenizer = NumberTokenizer(VOCABULARY)
+    score = evaluate(
+        build_original(recorded),
+        token_array(rows.flatten(), tokenizer),
+        tokenizer=tokenizer,
+        config=EvaluationConfig(protocol="fairseq", batch_size=len(rows)),
+        block_length=length,
+        device="cpu",
+    )
+    losses = [recorded.tensors[f"eval.loss.{k}"].double() for k in range(rows.shape[1] // length)]
+    assert score.nats == pytest.approx(float(sum(losses)) * len(rows) * length, rel=1e-5)
+    assert score.tokens == score.divisor == len(losses) * len(rows) * (length - 1)

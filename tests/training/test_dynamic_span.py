@@ -47,7 +47,7 @@ def block(model: LanguageModel, batch: int = 4, length: int = 7) -> tuple[Tensor
 
 
 def test_spans_by_hand():
-    span = DynamicSpan(dataclasses.replace(CONFIG.span, limit=100, start=0.25), 2, 3)
+    span = DynamicSpan.from_config(dataclasses.replace(CONFIG.span, limit=100, start=0.25), 2, 3)
     x_BTD = torch.randn(2, 4, 3)
     torch.testing.assert_close(span(x_BTD), torch.full((2, 2, 4), 25.0))
     with torch.no_grad():
@@ -62,14 +62,14 @@ def test_spans_by_hand():
 
 @pytest.mark.parametrize(("start", "tokens"), [(0.0, 1.799), (1.0, 98.201)])
 def test_a_start_at_an_end_can_still_learn(start, tokens):
-    span = DynamicSpan(dataclasses.replace(CONFIG.span, limit=100, start=start), 1, 3)
+    span = DynamicSpan.from_config(dataclasses.replace(CONFIG.span, limit=100, start=start), 1, 3)
     torch.testing.assert_close(
         span(torch.randn(1, 1, 3)).flatten(), torch.tensor([tokens]), atol=1e-3, rtol=0
     )
 
 
 def test_a_penalty_ramps_in():
-    span = DynamicSpan(dataclasses.replace(CONFIG.span, penalty_from=1, penalty_full=2), 3, 3)
+    span = DynamicSpan.from_config(dataclasses.replace(CONFIG.span, penalty_from=1, penalty_full=2), 3, 3)
     whole, found = 0.01 * 4.0, []
     for _ in range(4):
         found.append(span.penalty(torch.full((2, 3, 5), 4.0)).item())

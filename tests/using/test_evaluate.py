@@ -18,6 +18,7 @@ from longspan.data.tokenizers.byte import ByteTokenizer
 from longspan.data.tokenizers.word import WordTokenizer
 from longspan.errors import UserError
 from longspan.evaluation import Score, evaluate
+from longspan.evaluation.by_position import by_position, in_powers_of_two
 from longspan.evaluation.measure import Extent, scored_text
 from longspan.evaluation.protocols import EvaluationPlan, Lane, every_token, transformer_xl
 from longspan.models import LanguageModel
@@ -29,6 +30,7 @@ TEXT = bytes(np.random.default_rng(0).integers(32, 64, 131, dtype=np.uint8))
 def measure(model: LanguageModel, file: Any, *, block_length: int = 8, **options: Any) -> Score:
     max_tokens = options.pop("max_tokens", None)
     progress = options.pop("progress", None)
+    asked = {name: options.pop(name) for name in ("memory", "by_position") if name in options}
     return evaluate(
         model,
         file,
@@ -38,6 +40,7 @@ def measure(model: LanguageModel, file: Any, *, block_length: int = 8, **options
         max_tokens=max_tokens,
         device="cpu",
         progress=progress,
+        **asked,
     )
 
 
@@ -141,6 +144,88 @@ def test_column_protocols(tmp_path: Path, protocol: str) -> None:
             lengths += length
     score = measure(model, token_file(tmp_path, TEXT), protocol=protocol)
     assert score.loss == pytest.approx(total / (n if protocol == "sha-rnn" else lengths), rel=1e-6)
+
+
+@pytest.mark.parametrize("length", [131, 128, 97])
+def test_fairseq_protocol(tmp_path: Path, length: int) -> None:
+    """Blocks first, then rows of blocks; padded targets inside each block; state carried along a row."""
+    model, batch, block, pad = tiny_model(), 3, 8, -1
+    blocks = torch.tensor(list(TEXT[:length])).split(block)
+    row = len(blocks) // batch
+    state, total, counted = model.initial_state(batch), 0.0, 0
+    with torch.no_grad():
+        for i in range(row):
+            column = [blocks[b * row + i] for b in range(batch)]
+            x = torch.nn.utils.rnn.pad_sequence(column, batch_first=True, padding_value=pad)
+            y = torch.nn.functional.pad(x[:, 1:], (0, 1), value=pad)
+            hidden, state = model(x.clamp(min=0), state)
+            nll_BT = model.head.nll(hidden, y.clamp(min=0)).double()
+            total += float(nll_BT[y != pad].sum())
+            counted += int((y != pad).sum())
+    score = measure(model, token_file(tmp_path, TEXT[:length]), protocol="fairseq")
+    assert score.nats == pytest.approx(total, rel=1e-6)
+    assert (score.tokens, score.divisor, score.bytes) == (counted, counted, counted)
+    assert score.skipped == length - counted
+
+
+def test_without_memory_every_block_is_alone(tmp_path: Path) -> None:
+    model, file = tiny_model(), token_file(tmp_path, TEXT)
+    score = measure(model, file, batch_size=1, memory=False)
+    alone = sum(float(nll(model, TEXT[i : i + 9]).sum()) for i in range(0, 130, 8))
+    assert score.nats == pytest.approx(alone, rel=1e-6)
+    assert not score.memory
+    assert score.tokens == 130
+    assert abs(score.nats - measure(model, file, batch_size=1).nats) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("protocol", "block_length"),
+    [("every-token", 1), ("every-token", 8), ("every-token", 200), ("fairseq", 8), ("sha-rnn", 8)],
+)
+def test_positions_sum_to_the_score(tmp_path: Path, protocol: str, block_length: int) -> None:
+    model, file = tiny_model(), token_file(tmp_path, TEXT)
+    plain = measure(model, file, protocol=protocol, block_length=block_length)
+    score = measure(model, file, protocol=protocol, block_length=block_length, by_position=True)
+    assert plain.by_position is None
+    assert score.by_position is not None
+    for parts in (score.by_position, in_powers_of_two(score.by_position)):
+        assert sum(part.nats for part in parts) == math.fsum(part.nats for part in parts) == score.nats
+        assert sum(part.tokens for part in parts) == score.tokens == plain.tokens
+    assert score.nats == pytest.approx(plain.nats, rel=1e-14)
+    assert all(part.last <= block_length - (protocol == "fairseq") for part in score.by_position)
+
+
+def test_a_position_is_that_of_the_token_read(tmp_path: Path) -> None:
+    model = tiny_model()
+    score = measure(model, token_file(tmp_path, TEXT), batch_size=1, by_position=True)
+    nats = nll(model, TEXT)
+    assert score.by_position is not None
+    assert [part.tokens for part in score.by_position] == [17, 17, *[16] * 6]
+    for part in score.by_position:
+        assert part.nats == pytest.approx(float(nats[part.first - 1 :: 8].sum()), rel=1e-5)
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=70), st.randoms())
+@settings(max_examples=100, deadline=None)
+def test_the_arithmetic_of_positions(nats: list[float], order: Any) -> None:
+    """Any order and any grouping has the same sum, and the sums are those that went in."""
+    parts = list(by_position(nats, [2] * len(nats)))
+    total = sum(part.nats for part in parts)
+    assert total == pytest.approx(math.fsum(nats), rel=1e-12)
+    rows = in_powers_of_two(parts)
+    assert sum(row.nats for row in rows) == total
+    assert len(rows) == 1 + (len(nats) - 1).bit_length()
+    assert [row.first for row in rows[1:]] == [row.last + 1 for row in rows[:-1]]
+    order.shuffle(parts)
+    assert sum(part.nats for part in parts) == total
+
+
+def test_rows_of_positions_by_hand() -> None:
+    parts = by_position([8.0, 3.0, 2.0, 4.0, 0.0, 5.0], [2, 2, 1, 1, 0, 1])
+    found = [(row.first, row.last, row.tokens, row.nats) for row in in_powers_of_two(parts)]
+    assert found == [(1, 1, 2, 8.0), (2, 2, 2, 3.0), (3, 4, 2, 6.0), (6, 6, 1, 5.0)]
+    assert parts[0].loss == 4.0
+    assert math.isnan(by_position([math.nan], [1])[0].nats)
 
 
 def test_dropout_is_off_inside_and_every_mode_comes_back(tmp_path: Path) -> None:

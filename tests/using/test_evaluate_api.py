@@ -15,6 +15,7 @@ import longspan
 from longspan.cli import main
 from longspan.config import DataConfig
 from longspan.data import preparation, prepare
+from longspan.data.corpus import SPLITS
 from longspan.data.tokenizers.byte import ByteTokenizer
 from longspan.errors import UserError
 from longspan.evaluation import Score
@@ -121,15 +122,15 @@ def test_other_text_is_tokenized_once(
     other = tmp_path / "other.txt"
     other.write_text(TEXT * 2, encoding="utf-8")
     first = command(capsys, str(run.path), "--data", str(other))
-    assert tokenized == ["test.tokens"]
+    assert tokenized == ["whole.tokens"]
     assert command(capsys, str(run.path), "--data", str(other)) == first
     longspan.evaluate(run.path, other)
-    assert tokenized == ["test.tokens"]
+    assert tokenized == ["whole.tokens"]
     longspan.evaluate(run.path, other, "valid")
-    assert tokenized == ["test.tokens", "valid.tokens"]
+    assert tokenized == ["whole.tokens", "valid.tokens"]
     other.write_text(TEXT * 2 + "one more line\n", encoding="utf-8")
     assert longspan.evaluate(run.path, other).nats != first["nats"]
-    assert tokenized == ["test.tokens", "valid.tokens", "test.tokens"]
+    assert tokenized == ["whole.tokens", "valid.tokens", "whole.tokens"]
 
 
 def test_another_vocabulary_is_not_taken_for_the_models(
@@ -155,10 +156,10 @@ def test_token_files_that_are_damaged_are_made_again(
     other = tmp_path / "other.txt"
     other.write_text(TEXT * 2, encoding="utf-8")
     first = longspan.evaluate(run.path, other)
-    (file,) = (tmp_path / "longspan-home" / "tokens").rglob("test.tokens")
+    (file,) = (tmp_path / "longspan-home" / "tokens").rglob("whole.tokens")
     file.write_bytes(file.read_bytes()[:-1])
     assert longspan.evaluate(run.path, other) == first
-    assert tokenized == ["test.tokens"] * 2
+    assert tokenized == ["whole.tokens"] * 2
 
 
 def test_text_that_has_changed_is_a_warning(run: RunFolder, corpus: Path) -> None:
@@ -189,3 +190,87 @@ def test_a_run_without_a_corpus_needs_data(run: RunFolder, tmp_path: Path) -> No
 def test_mistakes(run: RunFolder, settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         longspan.evaluate(run.path, **settings)
+
+
+def test_a_file_is_scored_whole_and_its_parts_by_split(
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text(TEXT, encoding="utf-8")
+    whole = command(capsys, str(run.path), "--data", str(other))
+    assert (whole["corpus"], whole["split"]) == (str(other), "whole")
+    assert (whole["tokens"], whole["bytes"]) == (len(TEXT) - 1, len(TEXT) - 1)
+    assert longspan.evaluate(run.path, other).nats == whole["nats"]
+    assert longspan.evaluate(run.path, run.tokenizer().encode(TEXT)).nats == whole["nats"]
+    parts = [command(capsys, str(run.path), "--data", str(other), "--split", split) for split in SPLITS]
+    assert sum(part["tokens"] + 1 for part in parts) == len(TEXT)
+    assert [part["split"] for part in parts] == list(SPLITS)
+    for part in parts:
+        assert longspan.evaluate(run.path, other, part["split"]).nats == part["nats"]
+    assert command(capsys, str(run.path))["split"] == "test"  # the run's own corpus
+
+
+def test_the_output_says_what_was_scored(
+    run: RunFolder, tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def title(*words: str) -> str:
+        assert main(["eval", str(run.path), "--max-tokens", "20", *words]) == 0
+        return capsys.readouterr().out.splitlines()[0]
+
+    begin = f"{run.path} (best checkpoint) on"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for split in SPLITS:
+        (folder / f"{split}.txt").write_text(TEXT)
+    other = folder / "test.txt"
+    assert title() == f"{begin} the test split of {corpus}"
+    assert title("--data", str(other)) == f"{begin} all of {other}"
+    assert title("--data", str(other), "--split", "valid") == f"{begin} the valid split of {other}"
+    assert title("--data", str(folder)) == f"{begin} the test split of {folder}"
+    assert main(["eval", str(run.path), "--data", str(folder), "--split", "whole"]) == 1
+    assert f"{folder} is not a text file" in capsys.readouterr().err
+
+
+def test_the_training_file_as_a_whole_is_a_warning(
+    run: RunFolder, tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*words: str) -> str:
+        assert main(["eval", str(run.path), "--max-tokens", "20", *words]) == 0
+        return capsys.readouterr().err
+
+    assert "was trained on a part of" in said("--data", str(corpus))
+    assert "was trained on a part of" not in said("--data", str(corpus), "--split", "test")
+    assert "was trained on a part of" not in said()
+
+
+@pytest.mark.parametrize("text", ["ab", "x\ny\n"])
+def test_a_file_too_short_to_split_can_be_scored(run: RunFolder, tmp_path: Path, text: str) -> None:
+    other = tmp_path / "short.txt"
+    other.write_text(text)
+    assert longspan.evaluate(run.path, other).tokens == len(text) - 1
+    other.write_text("")
+    with pytest.raises(UserError, match=r"short\.txt is empty: there is no text to score"):
+        longspan.evaluate(run.path, other)
+
+
+def test_memory_and_positions_from_both_sides(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = command(capsys, str(run.path), "--max-tokens", "300", "--block-length", "20")
+    options = ("--max-tokens", "300", "--block-length", "20", "--no-memory", "--by-position")
+    found = command(capsys, str(run.path), *options)
+    score = longspan.evaluate(run.path, max_tokens=300, block_length=20, memory=False, by_position=True)
+    assert found.items() >= score.figures().items()
+    assert found["memory"] is False
+    assert not {"memory", "by_position"} & plain.keys()
+    assert found["nats"] != plain["nats"]
+    assert [entry["position"] for entry in found["by_position"]] == list(range(1, 21))
+    assert sum(entry["nats"] for entry in found["by_position"]) == found["nats"]
+    assert sum(entry["tokens"] for entry in found["by_position"]) == found["tokens"]
+    assert main(["eval", str(run.path), *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line for line in lines if line.startswith("memory ")).endswith("starts from an empty state")
+    table = lines[lines.index("") + 1 :]
+    table = table[table.index("") + 2 :]
+    positions = ["1", "2", "3 to 4", "5 to 8", "9 to 16", "17 to 20"]
+    assert [line[:22].strip() for line in table] == positions
+    assert sum(int(line[22:36].replace(",", "")) for line in table) == found["tokens"]
+    assert table[0].endswith(f"{found['by_position'][0]['loss']:.4f}")

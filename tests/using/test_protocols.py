@@ -14,6 +14,7 @@ from longspan.evaluation.protocols import (
     EvaluationPlan,
     adaptive_span,
     every_token,
+    fairseq,
     sha_rnn,
     transformer_xl,
 )
@@ -23,7 +24,10 @@ few = settings(max_examples=60, deadline=None)
 
 
 def targets(plan: EvaluationPlan) -> list[int]:
-    return [lane.start + 1 + i for lane in plan.lanes for i in range(lane.length)]
+    every = plan.unscored_every
+    return [
+        lane.start + i for lane in plan.lanes for i in range(1, lane.length + 1) if every is None or i % every
+    ]
 
 
 @shapes
@@ -72,6 +76,36 @@ def test_the_other_originals_score_all_of_a_row_but_its_first(n: int, batch: int
     assert Counter(targets(sha_rnn(n, batch, block))) == Counter(expected)
     assert transformer_xl(n, batch, block).divisor == len(expected)
     assert sha_rnn(n, batch, block).divisor == row * batch
+
+
+def test_fairseq_by_hand() -> None:
+    """13 tokens in blocks of 4 and 2 rows: blocks 0-3, 4-7 | 8-11, 12; nothing follows 12."""
+    plan = fairseq(13, 2, 4)
+    assert targets(plan) == [1, 2, 3, 5, 6, 7, 9, 10, 11]
+    assert plan.divisor == plan.tokens == 9
+    assert plan.skipped_because == "the first token of each block"
+    # 3 rows of 4 blocks: one block each, the last block is not read
+    plan = fairseq(13, 3, 4)
+    assert targets(plan) == [1, 2, 3, 5, 6, 7, 9, 10, 11]
+    assert "the last 1 blocks" in plan.skipped_because
+    with pytest.raises(UserError, match="no token is scored"):
+        fairseq(10, 2, 1)
+
+
+@shapes
+@few
+def test_fairseq_shifts_targets_inside_blocks(n: int, batch: int, block: int) -> None:
+    blocks = [list(range(i, min(i + block, n))) for i in range(0, n, block)]
+    row = len(blocks) // batch
+    rows = [blocks[b * row : (b + 1) * row] for b in range(batch)]
+    expected = [token for blocks in rows for tokens in blocks for token in tokens[1:]]
+    if not expected:
+        with pytest.raises(UserError, match=r"too few to score|no token is scored"):
+            fairseq(n, batch, block)
+        return
+    plan = fairseq(n, batch, block)
+    assert targets(plan) == expected
+    assert plan.divisor == plan.tokens == len(expected)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -9,6 +9,7 @@ import math
 import pytest
 
 from longspan.evaluation import Score
+from longspan.evaluation.by_position import by_position
 
 SCORE = Score(
     nats=80.0 * math.log(2),
@@ -49,6 +50,17 @@ def test_a_hopeless_model_has_infinite_perplexity() -> None:
 def test_a_scrap_of_text_has_no_figure_per_word_or_character() -> None:
     scrap = dataclasses.replace(SCORE, characters=0, words=0)
     assert (scrap.bits_per_character, scrap.perplexity_per_word) == (math.inf, math.inf)
+
+
+def test_positions_and_missing_memory_are_in_the_figures() -> None:
+    assert not {"memory", "by_position"} & SCORE.figures().keys()
+    parts = by_position([60.0, 20.0], [12, 8])
+    figures = dataclasses.replace(SCORE, memory=False, by_position=parts).figures()
+    assert figures["memory"] is False
+    assert figures["by_position"] == [
+        {"position": 1, "tokens": 12, "nats": 60.0, "loss": 5.0},
+        {"position": 2, "tokens": 8, "nats": 20.0, "loss": 2.5},
+    ]
 
 
 def test_figures_are_all_there_is_and_json() -> None:

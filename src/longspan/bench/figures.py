@@ -76,7 +76,7 @@ class Figures:
     batch_size: int
     block_length: int
     precision: str
-    spans: str
+    spans: str  # "start", "profile", "fixed" or "none"
     mean_window: float | None
     agreement: Agreement | None
     work: Work

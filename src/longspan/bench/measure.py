@@ -13,7 +13,7 @@ from longspan.bench.agreement import Agreement, check_agreement
 from longspan.bench.bench_paths import BenchPath, paths_for
 from longspan.bench.figures import Decoding, Figures, Steps, Work
 from longspan.bench.machine import matrix_rate, reading_seconds, seconds_of, watch_memory
-from longspan.bench.spans import learned_spans, set_profile
+from longspan.bench.spans import has_fixed_spans, learned_spans, set_profile
 from longspan.bench.training import Training
 from longspan.compile_fallback import CompileFallback
 from longspan.config import RunConfig
@@ -69,6 +69,7 @@ class Bench:
         model, training = self._model(), self.config.training
         shape = Shape(training.batch_size, training.block_length)
         self.say(f"{self.config.name}: matrix products in {training.precision}")
+        without = "fixed" if has_fixed_spans(model) else "none"
         windows = [window for span in learned_spans(model) for window in span.windows]
         work = Work(
             tokens=shape.batch_size * shape.block_length,
@@ -85,7 +86,7 @@ class Bench:
             batch_size=shape.batch_size,
             block_length=shape.block_length,
             precision=training.precision,
-            spans=self.spans if windows else "fixed",
+            spans=self.spans if windows else without,
             mean_window=sum(windows) / len(windows) if windows else None,
             agreement=agreement,
             work=work,

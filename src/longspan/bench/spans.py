@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from longspan.errors import UserError
-from longspan.layers.span import LearnedSpan
+from longspan.layers.span import FixedSpan, LearnedSpan
 from longspan.models import LanguageModel
 
 
@@ -28,6 +28,10 @@ def span_profile(num_layers: int, num_heads: int, limit: int) -> list[list[int]]
 
 def learned_spans(model: LanguageModel) -> list[LearnedSpan]:
     return [module for module in model.modules() if isinstance(module, LearnedSpan)]
+
+
+def has_fixed_spans(model: LanguageModel) -> bool:
+    return any(isinstance(module, FixedSpan) for module in model.modules())
 
 
 def set_profile(model: LanguageModel, name: str) -> None:

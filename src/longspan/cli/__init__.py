@@ -18,7 +18,19 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from longspan.cli import bench, cutoffs, data, eval, generate, import_, recipes, search, spans, train
+from longspan.cli import (
+    attention,
+    bench,
+    cutoffs,
+    data,
+    eval,
+    generate,
+    import_,
+    recipes,
+    search,
+    spans,
+    train,
+)
 from longspan.cli.plugin_option import given_plugins
 from longspan.config import RunConfig
 from longspan.config.reference import documented
@@ -32,6 +44,7 @@ COMMANDS = {
     "eval": eval,
     "generate": generate,
     "spans": spans,
+    "attention": attention,
     "data": data,
     "cutoffs": cutoffs,
     "recipes": recipes,
@@ -78,7 +91,7 @@ def _run(argv: list[str]) -> None:
     parser = _OneLineParser(
         prog="longspan", description="Language models with memory: train, evaluate, inspect, generate."
     )
-    parser.add_argument("--version", action="version", version=f"longspan {VERSION}")
+    parser.add_argument("--version", "-V", action="version", version=f"longspan {VERSION}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for module in COMMANDS.values():
         module.register(subparsers)

@@ -108,7 +108,8 @@ def _options(args: argparse.Namespace, device: torch.device) -> dict[str, str]:
 def _show(figures: Sequence[Figures]) -> None:
     rows = []
     for one in figures:
-        shape = f"{one.batch_size} x {one.block_length}, {one.precision}, spans {one.spans}"
+        spans = "no spans" if one.spans == "none" else f"spans {one.spans}"
+        shape = f"{one.batch_size} x {one.block_length}, {one.precision}, {spans}"
         for steps in one.steps:
             speed = f"{steps.tokens_per_second(one.work):,.0f}", f"{1e3 * steps.median_seconds:,.1f}"
             share = f"{steps.share_of_matrix_rate(one.work):.1%}"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # --protocol is short for --evaluation.protocol, and so on.
 SHORT = ("protocol", "batch_size", "block_length", "max_tokens")
 HELD_OUT = ("valid", "test")
+OF_TEXT = ("bits per byte", "bits per character", "perplexity per word", "bytes", "characters", "words")
 MAX_TOKENS = "evaluation.max_tokens"  # the run's own limit is for evaluation during training
 
 
@@ -30,16 +31,31 @@ def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "eval",
         help="bits per byte, bits per character and perplexity of a run",
-        description="Evaluate a trained model on all tokens of a split. Dotted options change the run's "
-        "settings of the model and the evaluation, for example --model.span.memory full.",
+        description="Score a trained model on the test split of its corpus, on another split, or on a whole "
+        "file. The output says what was scored. Dotted options change the run's settings of the model and "
+        "the evaluation, for example --model.span.memory full.",
     )
     parser.add_argument("folder", metavar="RUN", help="the run folder")
-    parser.add_argument("--split", default="test", help="train, valid or test (default: test)")
     parser.add_argument(
-        "--data", metavar="CORPUS", help="corpus, file or folder (default: the run's own corpus)"
+        "--data",
+        metavar="CORPUS",
+        help="a file, which is scored as a whole, a folder or a named corpus (default: the run's own corpus)",
+    )
+    parser.add_argument(
+        "--split",
+        help="train, valid or test; a file is split as training would split it "
+        "(default: the whole file with --data FILE, else test)",
+    )
+    parser.add_argument(
+        "--no-memory", action="store_true", help="start every block from an empty state: no context before it"
+    )
+    parser.add_argument(
+        "--by-position",
+        action="store_true",
+        help="also print the loss by position in the block; with --json every position",
     )
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
-    parser.add_argument("--protocol", help="every-token, adaptive-span, transformer-xl or sha-rnn")
+    parser.add_argument("--protocol", help="every-token, adaptive-span, transformer-xl, sha-rnn or fairseq")
     parser.add_argument("--batch-size", metavar="N", help="lanes that the text is split into")
     parser.add_argument("--block-length", metavar="N", help="tokens per block (default: as in training)")
     parser.add_argument("--max-tokens", metavar="N", help="score only the first N tokens")
@@ -52,10 +68,14 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from longspan.evaluation import evaluate, has_changed, held_out
+    from longspan.data import corpora
+    from longspan.data.corpus import WHOLE
+    from longspan.evaluation import evaluate, has_changed, held_out, split_to_score
     from longspan.language_model import load
     from longspan.runs import RunFolder
+    from longspan.runs.environment import check_one_process
 
+    check_one_process()
     if args.data == "":  # most likely an unset shell variable
         raise UserError("--data is empty: give it a value or leave it out")
     overrides = _overrides(args)
@@ -63,12 +83,15 @@ def run(args: argparse.Namespace) -> None:
     corpus = args.data or lm.config.data.corpus
     if not corpus:
         raise UserError(f"{args.folder} has no corpus of its own: give the text with --data")
-    if not args.data and args.split in HELD_OUT and has_changed(RunFolder.open(Path(args.folder)), say):
+    split = split_to_score(args.split, args.data)
+    if not args.data and split in HELD_OUT and has_changed(RunFolder.open(Path(args.folder)), say):
         say(
             f"longspan: the text of {corpus} has changed since the run began: "
-            f"its {args.split} split may contain text that the model was trained on"
+            f"its {split} split may contain text that the model was trained on"
         )
-    token_file = held_out(corpus, args.split, lm.tokenizer, lm.config.data.tokenizer, say)
+    if split == WHOLE and corpora.anchored(corpus) == corpora.anchored(lm.config.data.corpus):
+        say(f"longspan: the model was trained on a part of {corpus}: --split test scores only held-out text")
+    token_file = held_out(corpus, split, lm.tokenizer, lm.config.data.tokenizer, say)
     with _progress() as progress:
         score = evaluate(
             lm.model,
@@ -77,10 +100,12 @@ def run(args: argparse.Namespace) -> None:
             config=lm.config.evaluation,
             block_length=lm.config.training.block_length,
             max_tokens=lm.config.evaluation.max_tokens if MAX_TOKENS in overrides else None,
+            memory=not args.no_memory,
+            by_position=args.by_position,
             device=lm.device,
             progress=progress,
         )
-    where = {"run": args.folder, "checkpoint": args.checkpoint, "corpus": corpus, "split": args.split}
+    where = {"run": args.folder, "checkpoint": args.checkpoint, "corpus": corpus, "split": split}
     if args.json:
         print(json.dumps(where | score.figures(), indent=2))
     else:
@@ -113,6 +138,9 @@ def _overrides(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _as_text(score: Score, where: dict[str, str], notes: list[str]) -> str:
+    from longspan.data.corpus import WHOLE
+    from longspan.evaluation.by_position import in_powers_of_two
+
     rows = [
         ("bits per byte", f"{score.bits_per_byte:.4f}"),
         ("bits per character", f"{score.bits_per_character:.4f}"),
@@ -122,16 +150,35 @@ def _as_text(score: Score, where: dict[str, str], notes: list[str]) -> str:
         ("loss", f"{score.loss:.4f} nats per token"),
         ("tokens scored", f"{score.tokens:,}"),
         ("tokens skipped", f"{score.skipped:,} ({score.skipped_because})"),
-        ("bytes", f"{score.bytes:,}"),
-        ("characters", f"{score.characters:,}"),
-        ("words", f"{score.words:,}, including ends of lines"),
+        ("bytes", _count(score.bytes)),
+        ("characters", _count(score.characters)),
+        ("words", f"{_count(score.words)}, including ends of lines"),
         ("protocol", f"{score.protocol}, {score.batch_size} lanes, blocks of {score.block_length}"),
     ]
+    if score.bytes is None:  # the text of the tokens is unknown
+        rows = [row for row in rows if row[0] not in OF_TEXT]
     if score.divisor != score.tokens:
         rows.append(("", f"per token: this protocol divides by {score.divisor:,}"))
+    if not score.memory:
+        rows.append(("memory", "none: every block starts from an empty state"))
     rows.extend(("note", note) for note in notes)
-    title = "{run} ({checkpoint} checkpoint) on the {split} split of {corpus}".format(**where)
-    return "\n".join([title, "", *(f"{name:<22}{value}" for name, value in rows)])
+    part = (
+        f"all of {where['corpus']}"
+        if where["split"] == WHOLE
+        else "the {split} split of {corpus}".format(**where)
+    )
+    title = "{run} ({checkpoint} checkpoint) on ".format(**where) + part
+    lines = [title, "", *(f"{name:<22}{value}" for name, value in rows)]
+    if score.by_position is not None:
+        lines += ["", f"{'position in block':<22}{'tokens':>14}{'nats per token':>18}"]
+        for row in in_powers_of_two(score.by_position):
+            positions = f"{row.first}" if row.first == row.last else f"{row.first} to {row.last}"
+            lines.append(f"{positions:<22}{row.tokens:>14,}{row.loss:>18.4f}")
+    return "\n".join(lines)
+
+
+def _count(count: int | None) -> str:
+    return "unknown" if count is None else f"{count:,}"
 
 
 @contextmanager

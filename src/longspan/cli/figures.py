@@ -23,10 +23,8 @@ def final_figures(final: dict[str, Any], tokenizer: Tokenizer) -> list[str]:
     lines: list[str] = []
     for split in SCORED:
         score = final[split]
-        lines.append(
-            f"bits per byte  {score['bits_per_byte']:.4f} on the {split} split "
-            f"({score['tokens']:,} tokens, {score['bytes']:,} bytes; weights of step {final['step']:,})"
-        )
+        measure, size = _bits(score)
+        lines.append(f"{measure} on the {split} split ({size}; weights of step {final['step']:,})")
         if tokenizer.form not in _LETTERS:
             kinds = {"perplexity": "token", "perplexity_per_word": "word"}  # only finite values are present
             shown = [f"{perplexity(score[key])} per {kind}" for key, kind in kinds.items() if key in score]
@@ -35,8 +33,20 @@ def final_figures(final: dict[str, Any], tokenizer: Tokenizer) -> list[str]:
     return lines + [f"note           {note}" for note in lost_text(tokenizer, counts)]
 
 
+def _bits(score: dict[str, Any]) -> tuple[str, str]:
+    """Bits per byte, or per token where the text of the tokens is unknown, and the amount that was scored."""
+    if "bytes" not in score:
+        return f"bits per token {score['bits_per_token']:.4f}", f"{score['tokens']:,} tokens"
+    return (
+        f"bits per byte  {score['bits_per_byte']:.4f}",
+        f"{score['tokens']:,} tokens, {score['bytes']:,} bytes",
+    )
+
+
 def lost_text(tokenizer: Tokenizer, counts: Iterable[tuple[int, int]]) -> list[str]:
     """Notes on bits per byte if the tokenizer lost text; `counts` has (`<unk>`, all tokens) per text."""
+    if not tokenizer.knows_text:
+        return ["the text of the tokens is unknown, so there are no bits per byte"]
     notes = [
         f"{unknown:,} of {tokens:,} tokens are <unk>: "
         "bits per byte counts their bytes, but not the bits to predict them"

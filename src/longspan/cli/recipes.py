@@ -50,8 +50,8 @@ def _summary(name: str) -> str:
     config = schema.read(RunConfig, recipes.load(name))
     steps = " + ".join(_length(stage) for stage in config.stage)
     known = known_vocabulary_size(config.data)
-    millions = _num_parameters(config, known or BYTES) / 1e6
-    size = f"{millions:.1f}M parameters" + ("" if known else f" (with a vocabulary of {BYTES})")
+    size = f"{_count(_num_parameters(config, known or BYTES))} parameters"
+    size += "" if known else f" (with a vocabulary of {BYTES})"
     lines = [f"{config.name}: {config.description}", f"  {size}, {steps} on {config.data.corpus}"]
     numbers = [_expectation(key, value) for key, value in config.expected.items() if key != "source"]
     if numbers:
@@ -61,9 +61,15 @@ def _summary(name: str) -> str:
     return "\n".join(lines)
 
 
+def _count(number: int) -> str:
+    """In millions, or below that in thousands: 6.5M, 12.3k."""
+    return f"{number / 1e6:.1f}M" if number >= 1e6 else f"{number / 1e3:.1f}k"
+
+
 def _length(stage: StageConfig) -> str:
     limit = f" or {stage.max_seconds:g} s" if stage.max_seconds else ""
-    return f"{stage.steps:,} steps{limit}"
+    length = f"{stage.steps:,} steps" if stage.steps else f"{stage.epochs} epochs"
+    return f"{length}{limit}"
 
 
 def _expectation(key: str, value: Any) -> str:

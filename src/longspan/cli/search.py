@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from longspan.cli.figures import SCORED, final_figures
-from longspan.cli.train_options import add_options, option_lines, wanted
+from longspan.cli.train_options import Wanted, add_options, option_lines, wanted
 from longspan.errors import UserError
 
 if TYPE_CHECKING:
-    from longspan.config import RunConfig
     from longspan.runs import RunFolder
 
 DEFAULT = "wikitext2-par-search"
@@ -23,8 +21,8 @@ def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "search",
         help="search the pattern of a model's blocks",
-        usage="longspan search [RECIPE] [--data CORPUS] [--name NAME] [--out RUN] [--top N] "
-        "[--plugin MODULE]\n                       [--OPTION VALUE ...]\n"
+        usage="longspan search [RECIPE] [--data CORPUS] [--name NAME] [--out RUN [--or-resume]] [--top N]\n"
+        "                       [--plugin MODULE] [--OPTION VALUE ...]\n"
         "       longspan search --resume RUN [--top N] [--plugin MODULE]",
         description="Train a supernet whose blocks learn their kind: attention, long attention, feed-\n"
         "forward or identity. Print the pattern that was found. Write a picture of the probabilities, an\n"
@@ -42,22 +40,18 @@ def register(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.top < 1:
         raise UserError(f"--top must be at least 1, not {args.top}")
-    config, out = wanted(args)
-    _show(_search(config, out), args.top)
+    _show(_search(wanted(args)), args.top)
 
 
-def _search(config: RunConfig | None, out: Path) -> RunFolder:
+def _search(wanted: Wanted) -> RunFolder:
     from longspan.runs import RunFolder
     from longspan.search import Searching
-    from longspan.training import Interrupted, reporter_for_stdout, resume, train
+    from longspan.training import Interrupted, reporter_for_stdout
 
-    reporter = reporter_for_stdout()
     try:
-        if config is None:
-            return resume(out, reporter=reporter, strategy=Searching)
-        return train(config, out, reporter=reporter, strategy=Searching)
+        return wanted.start(reporter_for_stdout(), Searching)
     except Interrupted as stop:
-        print(f"longspan: {stop}; continue with '{RunFolder(out).resume_command}'", file=sys.stderr)
+        print(f"longspan: {stop}; continue with '{RunFolder(wanted.out).resume_command}'", file=sys.stderr)
         sys.exit(stop.exit_status)
 
 

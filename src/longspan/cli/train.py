@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from longspan import recipes
 from longspan.cli import spans
 from longspan.cli.figures import final_figures
-from longspan.cli.train_options import add_options, option_lines, wanted
+from longspan.cli.train_options import Wanted, add_options, option_lines, wanted
 
 if TYPE_CHECKING:
-    from longspan.config import RunConfig
     from longspan.runs import RunFolder
 
 SAMPLE_TOKENS = 300
@@ -23,8 +22,8 @@ def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "train",
         help="train a model from a recipe",
-        usage="longspan train [RECIPE] [--data CORPUS] [--name NAME] [--out RUN] [--plugin MODULE]\n"
-        "                      [--OPTION VALUE ...]\n"
+        usage="longspan train [RECIPE] [--data CORPUS] [--name NAME] [--out RUN [--or-resume]]\n"
+        "                      [--init RUN|FILE [--init-partial]] [--plugin MODULE] [--OPTION VALUE ...]\n"
         "       longspan train --resume RUN [--plugin MODULE]",
         description="Train a model, score it on held-out text, print a sample and the learned spans.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -35,22 +34,26 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    _train(*wanted(args))
+    _train(wanted(args))
 
 
-def _train(config: RunConfig | None, out: Path) -> None:
+def _train(wanted: Wanted) -> None:
     from longspan.runs import RunFolder
-    from longspan.training import Interrupted, is_finished, reporter_for_stdout, resume, train
+    from longspan.training import Interrupted, Strategy, reporter_for_stdout
 
-    was_finished = config is None and is_finished(RunFolder.open(out))
-    reporter = reporter_for_stdout()
+    before = _metrics(wanted.out)
     try:
-        folder = resume(out, reporter=reporter) if config is None else train(config, out, reporter=reporter)
+        folder = wanted.start(reporter_for_stdout(), Strategy)
     except Interrupted as stop:
-        print(f"longspan: {stop}; continue with '{RunFolder(out).resume_command}'", file=sys.stderr)
+        print(f"longspan: {stop}; continue with '{RunFolder(wanted.out).resume_command}'", file=sys.stderr)
         sys.exit(stop.exit_status)
-    if not was_finished:
+    if _metrics(wanted.out) != before:  # it was not finished already
         _show(folder)
+
+
+def _metrics(run: Path) -> bytes:
+    path = run / "metrics.jsonl"
+    return path.read_bytes() if path.is_file() else b""
 
 
 def _show(folder: RunFolder) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from longspan import recipes
 from longspan.cli.overrides import changed, split_overrides
@@ -17,6 +18,11 @@ from longspan.config.reference import documented
 from longspan.config.schema import override
 from longspan.errors import UserError
 from longspan.files import free_folder
+
+if TYPE_CHECKING:
+    from longspan.runs import RunFolder
+    from longspan.runs.init import Init
+    from longspan.training import Reporter, Strategy
 
 
 def add_options(parser: argparse.ArgumentParser, default: str) -> None:
@@ -31,6 +37,20 @@ def add_options(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--name", help="name of the run (default: that of --out, else the recipe's)")
     parser.add_argument("--out", metavar="RUN", help="the new run folder (default: runs/ and the name)")
     parser.add_argument("--resume", metavar="RUN", help="continue a run that was stopped")
+    parser.add_argument(
+        "--or-resume", action="store_true", help="with --out RUN: continue the run if its folder exists"
+    )
+    parser.add_argument(
+        "--init",
+        metavar="RUN|FILE",
+        help="start from the weights of a run, trained or imported, or of a checkpoint; the tokenizer is "
+        "that of the run unless --data.tokenizer.* is given, and without RECIPE so is the configuration",
+    )
+    parser.add_argument(
+        "--init-partial",
+        action="store_true",
+        help="with --init: take the weights that fit and leave the others",
+    )
     add_plugin_option(parser)
     parser.set_defaults(
         accepts_overrides=True,
@@ -49,32 +69,67 @@ def option_lines() -> Iterator[str]:
             yield f"  --{name}\n      {option.help} ({option.type}{default})"
 
 
-def wanted(args: argparse.Namespace) -> tuple[RunConfig | None, Path]:
-    """What to train and the run folder; no configuration if a run is resumed."""
+@dataclass(frozen=True)
+class Wanted:
+    """What a command asks for."""
+
+    config: RunConfig | None  # None: as it is in the folder of a run to resume
+    out: Path
+    init: Init | None
+    resumes: bool
+
+    def start(self, reporter: Reporter, strategy: type[Strategy]) -> RunFolder:
+        """Train or resume."""
+        from longspan.training import resume, train
+
+        if self.resumes:
+            return resume(self.out, self.config, init=self.init, reporter=reporter, strategy=strategy)
+        assert self.config is not None
+        return train(self.config, self.out, init=self.init, reporter=reporter, strategy=strategy)
+
+
+def wanted(args: argparse.Namespace) -> Wanted:
     given = {
         "RECIPE": args.recipe,
         "--data": args.data,
         "--name": args.name,
         "--out": args.out,
         "--resume": args.resume,
+        "--init": args.init,
     }
     for option, value in given.items():
         if value == "":  # most likely an unset shell variable
             raise UserError(f"{option} is empty: give it a value or leave it out")
+    if args.or_resume and not args.out:
+        raise UserError("--or-resume needs the run folder: give --out RUN")
+    if args.init_partial and not args.init:
+        raise UserError("--init-partial needs the weights to start from: give --init RUN")
     if args.resume is None:
-        config = _configuration(args)
-        return config, Path(args.out) if args.out else free_folder(Path("runs") / config.name)
-    if args.recipe or args.data or args.name or args.out or args.overrides:
+        init = _init(args)
+        config = _configuration(args, init)
+        out = Path(args.out) if args.out else free_folder(Path("runs") / config.name)
+        return Wanted(config, out, init, resumes=args.or_resume and out.exists())
+    if args.recipe or args.data or args.name or args.out or args.init or args.overrides:
         raise UserError(
             "--resume uses the settings of the run: leave out all other options, or change RUN/config.toml"
         )
-    return None, Path(args.resume)
+    return Wanted(None, Path(args.resume), None, resumes=True)
 
 
-def _configuration(args: argparse.Namespace) -> RunConfig:
+def _init(args: argparse.Namespace) -> Init | None:
+    if not args.init:
+        return None
+    from longspan.runs.init import Init
+
+    names = [name for name, _ in split_overrides(args.overrides)]
+    own = any(name.startswith("data.tokenizer") for name in names)
+    return Init(Path(args.init), partial=args.init_partial, with_tokenizer=not own)
+
+
+def _configuration(args: argparse.Namespace, init: Init | None) -> RunConfig:
     if args.recipe and args.recipe not in recipes.names() and _is_text(Path(args.recipe)):
         raise UserError(f"{args.recipe} is not a recipe: to train on it, use --data {quote(args.recipe)}")
-    table = recipes.load(args.recipe or args.default_recipe)
+    table = _table(args, init)
     _add_plugins(table, args.plugin)
     if args.data is not None:
         override(table, "data.corpus", args.data)
@@ -83,6 +138,12 @@ def _configuration(args: argparse.Namespace) -> RunConfig:
     elif args.out is not None:
         override(table, "name", os.path.basename(os.path.abspath(args.out)))
     return changed(table, split_overrides(args.overrides), args.recipe or args.default_recipe)
+
+
+def _table(args: argparse.Namespace, init: Init | None) -> dict[str, Any]:
+    if init is not None and not args.recipe:
+        return init.recipe()
+    return recipes.load(args.recipe or args.default_recipe)
 
 
 def _add_plugins(table: dict[str, Any], plugins: Sequence[str]) -> None:

@@ -116,6 +116,12 @@ def find(name_or_path: str, progress: Progress) -> Corpus:
     )
 
 
+def file_of(name_or_path: str) -> Path | None:
+    """The path of a text file, if it is one and not the name of a corpus."""
+    path = Path(name_or_path).expanduser()
+    return path if name_or_path and not is_name(name_or_path) and path.is_file() else None
+
+
 def _registered(name: str, progress: Progress) -> Corpus:
     found = CORPORA[name].resolve()(progress)
     if isinstance(found, str | Path):

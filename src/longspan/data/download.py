@@ -58,28 +58,34 @@ def _fetched(archive: Archive, downloads: Path, progress: Progress) -> Path:
                 "delete it, or replace it with the right file"
             )
         return path
-    pooch.get_logger().setLevel("ERROR")  # `progress` reports it already
     for url in archive.mirrors:
-        progress(f"downloading {url}")
-        try:
-            pooch.retrieve(
-                url,
-                known_hash=archive.checksum,
-                fname=archive.name,
-                path=downloads,
-                downloader=pooch.HTTPDownloader(
-                    progressbar=_Bar(archive.name, progress),
-                    timeout=_TIMEOUT_SECONDS,
-                    headers={"User-Agent": "Mozilla/5.0 (longspan)"},  # one mirror refuses plain tools
-                ),
-            )
-        except (OSError, ValueError) as problem:  # no network, no such file, or not the right file
-            progress(f"download failed: {_first_line(problem)}")
-            continue
-        return path
+        if download(url, path, archive.checksum, progress) is None:
+            return path
     raise UserError(
         f"could not download {archive.name}: get it from {archive.urls[0]} or elsewhere and put it at {path}"
     )
+
+
+def download(url: str, path: Path, checksum: str | None, progress: Progress) -> str | None:
+    """Write the file at `url` to `path`, completely or not at all; if that fails, return the reason."""
+    pooch.get_logger().setLevel("ERROR")  # `progress` reports it already
+    progress(f"downloading {url}")
+    try:
+        pooch.retrieve(
+            url,
+            known_hash=checksum,
+            fname=path.name,
+            path=path.parent,
+            downloader=pooch.HTTPDownloader(
+                progressbar=_Bar(path.name, progress),
+                timeout=_TIMEOUT_SECONDS,
+                headers={"User-Agent": "Mozilla/5.0 (longspan)"},  # one mirror refuses plain tools
+            ),
+        )
+    except (OSError, ValueError) as problem:  # no network, no such file, or not the right file
+        progress(f"download failed: {_first_line(problem)}")
+        return _first_line(problem)
+    return None
 
 
 def _first_line(problem: Exception) -> str:

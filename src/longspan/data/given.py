@@ -6,6 +6,7 @@ Shapes: B lanes, T tokens of a block.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -19,7 +20,6 @@ from longspan.data.corpus import SPLITS
 from longspan.data.lanes import LanePosition, TokenBlock
 from longspan.data.token_file import Counted
 from longspan.data.tokenizers import Tokenizer
-from longspan.data.tokenizers.number import NumberTokenizer
 from longspan.errors import UserError, nearest
 
 _CHUNK = 1 << 20  # tokens that are looked at together
@@ -83,6 +83,9 @@ class BlockStream:
         after = LanePosition(number + 1, position.offset + tokens_BT.shape[1], position.epoch)
         self._latest = TokenBlock(tokens_BT, targets_BT, begins or number == 0, after)
         return self._latest
+
+    def epoch_length(self, epoch: int) -> float:
+        return math.inf
 
     def _from(self, number: int) -> Iterator[Any]:
         if callable(self._blocks):
@@ -161,7 +164,7 @@ def token_array(ids: Any, tokenizer: Tokenizer, name: str = "data") -> TokenArra
         raise UserError(f"{name} is empty: give at least two tokens")
     for chunk in _chunks(tokens):
         _check_range(chunk, tokenizer.vocabulary_size, name)
-    if isinstance(tokenizer, NumberTokenizer):
+    if not tokenizer.knows_text:
         return TokenArray(tokens)
     pieces = tokenizer.pieces()
     text = Counted(b"".join([pieces[token] for token in chunk]) for chunk in _chunks(tokens))

@@ -6,8 +6,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from longspan.data import splitting
-from longspan.data.corpus import SPLITS, Corpus, Piece
+from longspan.data import data_bin, splitting
+from longspan.data.corpus import SPLITS, WHOLE, Corpus, Piece
 from longspan.errors import UserError
 
 _NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
@@ -43,8 +43,20 @@ def from_file(path: Path) -> Corpus:
     return Corpus(path.stem, splitting.by_position(str(path), [Piece.whole(path)]))
 
 
+def whole_file(path: Path) -> Corpus:
+    """One text that is not split: its only split is `whole`."""
+    if path.stat().st_size == 0:
+        raise UserError(f"{path} is empty: there is no text to score")
+    return Corpus(path.stem, {WHOLE: (Piece.whole(path),)})
+
+
 def from_folder(folder: Path) -> Corpus:
-    """`train.txt`, `valid.txt` and `test.txt` if they are there, else every text file, split by file."""
+    """`train.txt`, `valid.txt` and `test.txt` if they are there, else every text file, split by file.
+
+    A folder that fairseq prepared has numbers of words instead (`data_bin.py`).
+    """
+    if data_bin.is_data_bin(folder):
+        return data_bin.from_folder(folder)
     name = folder.resolve().name
     own_splits = {split: folder / f"{split}.txt" for split in SPLITS}
     missing = [path.name for path in own_splits.values() if not path.is_file()]

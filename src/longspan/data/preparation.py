@@ -23,6 +23,7 @@ from longspan.home import home
 # Part of every fingerprint: raise it when the same text and settings would give other tokens.
 _VERSION = 2
 _FACTS = "corpus.json"
+NUMBERED = ("number", "fairseq")  # the tokenizers that read numbers
 
 
 def _quiet(line: str) -> None:
@@ -40,11 +41,19 @@ class TokenizedCorpus:
     folder: Path
 
 
-def prepare(config: DataConfig, progress: Progress = _quiet) -> TokenizedCorpus:
-    """The token files of a corpus; they are made if they do not exist."""
+def prepare(
+    config: DataConfig, progress: Progress = _quiet, tokenizer: Tokenizer | None = None
+) -> TokenizedCorpus:
+    """The token files of a corpus; they are made if they do not exist.
+
+    With a `tokenizer`, which was made with the settings of `config`, no vocabulary is learned.
+    """
     check_settings(config.tokenizer)
     try:
-        return tokenize(corpora.find(config.corpus, progress), config.tokenizer, progress)
+        corpus = corpora.find(config.corpus, progress)
+        if tokenizer is not None:
+            return tokenize_with(tokenizer, corpus, config.tokenizer, progress)
+        return tokenize(corpus, config.tokenizer, progress)
     except OSError as problem:  # an unreadable file, a full disk
         reason = problem.strerror or str(problem)
         place = f" ({problem.filename})" if problem.filename else ""
@@ -53,9 +62,8 @@ def prepare(config: DataConfig, progress: Progress = _quiet) -> TokenizedCorpus:
 
 def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quiet) -> TokenizedCorpus:
     """The same for a `Corpus`."""
-    for split in SPLITS:
-        if corpus.size(split) == 0:
-            raise UserError(f"the {split} split of {corpus.name} is empty: all three splits need text")
+    _check_form(corpus, config.kind)
+    _check_not_empty(corpus)
     identity = fingerprint(corpus, config)
     folder = _folder(corpus, identity)
     found = _open(folder)
@@ -70,6 +78,27 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quie
     return written
 
 
+def tokenize_with(
+    tokenizer: Tokenizer, corpus: Corpus, config: TokenizerConfig, progress: Progress = _quiet
+) -> TokenizedCorpus:
+    """A corpus in the tokens of a tokenizer that exists already and was made with the settings `config`."""
+    _check_not_empty(corpus)
+    try:
+        splits = {split: split_tokens(corpus, split, tokenizer, config, progress) for split in SPLITS}
+    except UserError as problem:
+        raise UserError(
+            f"{corpus.name} cannot be read with the vocabulary of the initial weights: {problem}"
+        ) from None
+    folder = splits["train"].path.parent
+    return TokenizedCorpus(corpus.name, fingerprint(corpus, config), tokenizer, splits, folder)
+
+
+def _check_not_empty(corpus: Corpus) -> None:
+    for split in SPLITS:
+        if corpus.size(split) == 0:
+            raise UserError(f"the {split} split of {corpus.name} is empty: all three splits need text")
+
+
 def split_tokens(
     corpus: Corpus, split: str, tokenizer: Tokenizer, config: TokenizerConfig, progress: Progress = _quiet
 ) -> TokenFile:
@@ -78,6 +107,7 @@ def split_tokens(
     `config` are the settings that the tokenizer was made with: where it is the one that `tokenize` made of
     this corpus, the token files of the training are used.
     """
+    _check_form(corpus, tokenizer.kind)
     wanted = _files_of(tokenizer)
     prepared = _open(_folder(corpus, fingerprint(corpus, config)))
     if prepared is not None and _files_of(prepared.tokenizer) == wanted:
@@ -96,6 +126,14 @@ def split_tokens(
     if written is None:
         raise UserError(f"the {split} split of {corpus.name} has no tokens: it needs more than white space")
     return written
+
+
+def _check_form(corpus: Corpus, kind: str) -> None:
+    if corpus.form == "numbers" and kind not in NUMBERED:
+        raise UserError(
+            f"{corpus.name} was prepared by fairseq and has numbers of words, which {kind} tokens "
+            "cannot be: use the fairseq tokenizer (--data.tokenizer.kind fairseq)"
+        )
 
 
 def _open_split(folder: Path, split: str) -> TokenFile | None:
@@ -172,18 +210,18 @@ def _content(corpus: Corpus) -> dict[str, str]:
     """A hash of the bytes of each split; it is cached until a file changes its size or time."""
     seen = [
         (split, str(piece.path), piece.start, piece.stop, *_stamp(piece.path))
-        for split in SPLITS
+        for split in corpus.splits
         for piece in corpus.splits[split]
     ]
     remembered = home() / "content" / f"{_digest(seen)}.json"
     try:
         content = json.loads(remembered.read_text(encoding="utf-8"))
-        if isinstance(content, dict) and set(content) == set(SPLITS):
+        if isinstance(content, dict) and set(content) == set(corpus.splits):
             return content
     except (OSError, ValueError):
         pass
     content = {}
-    for split in SPLITS:
+    for split in corpus.splits:
         digest = hashlib.blake2b(digest_size=16)
         for chunk in corpus.read(split):
             digest.update(chunk)

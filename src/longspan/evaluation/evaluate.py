@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from longspan.evaluation.by_position import by_position as positions_of
 from longspan.evaluation.measure import scored_text, scored_unknown
 from longspan.evaluation.protocols import PROTOCOLS, EvaluationPlan
 from longspan.evaluation.score import Score
@@ -28,23 +29,30 @@ def evaluate(
     config: EvaluationConfig,
     block_length: int,
     max_tokens: int | None = None,
+    memory: bool = True,
+    by_position: bool = False,
     device: torch.device | str,
     progress: Callable[[int, int], None] | None = None,
 ) -> Score:
     """Score `token_file`, or only its first `max_tokens` predictable tokens.
 
-    `block_length` is used if `config` has none. `progress(done, total)` is called with numbers of tokens.
+    `block_length` is used if `config` has none. Without `memory` every block starts from an empty state. With
+    `by_position` the score has the loss of every position in a block. `progress(done, total)` is called with
+    numbers of tokens.
     """
     block_length = config.block_length or block_length
     num_tokens = len(token_file)
     if max_tokens is not None:
         num_tokens = min(num_tokens, max_tokens + 1)
     plan = PROTOCOLS[config.protocol](num_tokens, config.batch_size, block_length)
-    nats = _sum_of_nats(model, token_file.tokens, plan, block_length, device, progress)
+    blocks = _blocks(token_file.tokens, plan, block_length)
+    length = block_length if by_position else 1
+    nats, counts = _sum_of_nats(model, blocks, plan, length, memory, device, progress)
+    positions = positions_of(nats, counts) if by_position else None
     text = scored_text(token_file, tokenizer, plan)
     beyond = len(token_file) - num_tokens
     return Score(
-        nats=nats,
+        nats=nats[0] if positions is None else sum(entry.nats for entry in positions),
         tokens=plan.tokens,
         divisor=plan.divisor,
         bytes=text.bytes,
@@ -56,29 +64,43 @@ def evaluate(
         protocol=config.protocol,
         batch_size=len(plan.lanes),
         block_length=block_length,
+        memory=memory,
+        by_position=positions,
     )
 
 
 def _sum_of_nats(
     model: LanguageModel,
-    tokens: np.ndarray,
+    blocks: Iterator[tuple[Tensor, Tensor, Tensor]],
     plan: EvaluationPlan,
-    block_length: int,
+    length: int,
+    memory: bool,
     device: torch.device | str,
     progress: Callable[[int, int], None] | None,
-) -> float:
-    nats = torch.zeros((), dtype=torch.float64, device=device)
+) -> tuple[list[float], list[int]]:
+    """The nats and numbers of scored tokens, by position in a block of `length`; 1: over all positions."""
+    nats_T = torch.zeros(length, dtype=torch.float64, device=device)
+    tokens_T = torch.zeros(length, dtype=torch.int64)
     done = 0
     with torch.no_grad(), _evaluating(model):
         state = model.initial_state(len(plan.lanes))
-        for inputs_BT, targets_BT, counts_BT in _blocks(tokens, plan, block_length):
+        for inputs_BT, targets_BT, counts_BT in blocks:
+            if not memory:
+                state = model.initial_state(len(plan.lanes))
             hidden_BTD, state = model(inputs_BT.to(device), state)
             nll_BT = model.head.nll(hidden_BTD, targets_BT.to(device))
-            nats += torch.where(counts_BT.to(device), nll_BT, 0.0).sum(dtype=torch.float64)
+            nll_BT = torch.where(counts_BT.to(device), nll_BT, 0.0)
+            if length == 1:
+                nats_T += nll_BT.sum(dtype=torch.float64)
+                tokens_T += counts_BT.sum()
+            else:
+                width = nll_BT.shape[1]
+                nats_T[:width] += nll_BT.sum(dim=0, dtype=torch.float64)
+                tokens_T[:width] += counts_BT.sum(dim=0)
             if progress is not None:
                 done += int(counts_BT.sum())
                 progress(done, plan.tokens)
-    return float(nats)
+    return nats_T.tolist(), tokens_T.tolist()
 
 
 def _blocks(
@@ -96,6 +118,8 @@ def _blocks(
                 begin = lane.start + position
                 texts[row, : scored + 1] = tokens[begin : begin + scored + 1]
                 counts[row, :scored] = True
+                if plan.unscored_every is not None:  # as long as a block: the last prediction of each
+                    counts[row, plan.unscored_every - 1 :: plan.unscored_every] = False
         texts_BT = torch.from_numpy(texts)
         yield texts_BT[:, :-1].contiguous(), texts_BT[:, 1:].contiguous(), torch.from_numpy(counts)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from longspan.config import TokenizerConfig
-from longspan.data import TokenFile, Tokenizer, corpora
-from longspan.data.corpus import SPLITS
+from longspan.data import TokenFile, Tokenizer, corpora, local
+from longspan.data.corpus import SPLITS, WHOLE
 from longspan.data.preparation import fingerprint, split_tokens
 from longspan.errors import UserError, nearest
 from longspan.runs import RunFolder
@@ -23,11 +23,23 @@ def held_out(
 
     If it is the training corpus, its token files are used. The corpus may be another one or may have changed,
     so its vocabulary is not learned again: it would differ from the model's. `settings` are those of the
-    tokenizer.
+    tokenizer. The split `whole` is all of a text file.
     """
+    if split == WHOLE:
+        file = corpora.file_of(corpus)
+        if file is None:
+            raise UserError(f"{corpus} is not a text file: score its train, valid or test split")
+        return split_tokens(local.whole_file(file), WHOLE, tokenizer, settings, progress)
     if split not in SPLITS:
         raise UserError(f"there is no split '{split}'{nearest(split, SPLITS)} (one of {', '.join(SPLITS)})")
     return split_tokens(corpora.find(corpus, progress), split, tokenizer, settings, progress)
+
+
+def split_to_score(split: str | None, data: str | None) -> str:
+    """The split that was asked for; if none was: `whole` if `data` is a file, else `test`."""
+    if split is not None:
+        return split
+    return WHOLE if data is not None and corpora.file_of(data) is not None else "test"
 
 
 def has_changed(run: RunFolder, progress: Callable[[str], None]) -> bool:

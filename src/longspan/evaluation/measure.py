@@ -38,7 +38,7 @@ class Extent:
 
 def scored_text(token_file: TokenFile | TokenArray, tokenizer: Tokenizer, plan: EvaluationPlan) -> Extent:
     """The raw text of the scored tokens of `plan`; words are counted in proportion to blanks."""
-    if token_file.num_bytes is None:
+    if token_file.num_bytes is None or not tokenizer.knows_text:
         return Extent(None, None, None)
     pieces = tokenizer.pieces()
     every_V = count_tokens(token_file.tokens, len(pieces))
@@ -69,7 +69,10 @@ def scored_unknown(token_file: TokenFile | TokenArray, tokenizer: Tokenizer, pla
 def _scored(token_file: TokenFile | TokenArray, plan: EvaluationPlan) -> Iterator[np.ndarray]:
     for lane in plan.lanes:
         first = lane.start + 1
-        yield token_file.tokens[first : first + lane.length]
+        tokens = token_file.tokens[first : first + lane.length]
+        if plan.unscored_every is not None:
+            tokens = np.delete(tokens, slice(plan.unscored_every - 1, None, plan.unscored_every))
+        yield tokens
 
 
 def _share(amount: int | None, part: int, whole: int) -> int | None:

@@ -1,13 +1,14 @@
 """Evaluation protocols: how held-out text is read, which tokens are scored, what the sum is divided by.
 
 Every protocol splits the text into lanes that are read in parallel, each from an empty state. A lane that
-starts at token s and scores n tokens reads tokens s ... s+n-1 and predicts tokens s+1 ... s+n.
+starts at token s and scores n tokens reads tokens s ... s+n-1 and predicts tokens s+1 ... s+n. A protocol may
+leave some of these predictions out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from longspan.errors import UserError
 
@@ -22,16 +23,22 @@ class Lane:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """The lanes of an evaluation, and its divisor."""
+    """The lanes of an evaluation, and its divisor.
+
+    `unscored_every` = n: predictions n, 2n, 3n ... of every lane are left out; None: all are scored.
+    """
 
     lanes: tuple[Lane, ...]
     divisor: int
     skipped_because: str
+    unscored_every: int | None = None
 
     @property
     def tokens(self) -> int:
         """How many tokens are scored."""
-        return sum(lane.length for lane in self.lanes)
+        return sum(
+            lane.length - lane.length // (self.unscored_every or lane.length + 1) for lane in self.lanes
+        )
 
 
 def every_token(num_tokens: int, batch_size: int, block_length: int) -> EvaluationPlan:
@@ -81,11 +88,35 @@ def sha_rnn(num_tokens: int, batch_size: int, block_length: int) -> EvaluationPl
     return EvaluationPlan(plan.lanes, plan.tokens + batch_size, plan.skipped_because)
 
 
+def fairseq(num_tokens: int, batch_size: int, block_length: int) -> EvaluationPlan:
+    """The walk of `fairseq-eval-lm --task truncated_bptt_lm`.
+
+    1. The tokens are cut into blocks of `block_length`; the last block may be shorter.
+    2. Every row gets the same number of consecutive blocks; the blocks that remain are not read.
+    3. A row is read block by block with carried state. Targets are shifted inside a block, so the first token
+       of every block is read but never predicted.
+    4. The sum is divided by the number of predictions.
+    """
+    blocks = -(-num_tokens // block_length)
+    _at_least(num_tokens, max(2, (batch_size - 1) * block_length + 1))
+    row_blocks = blocks // batch_size
+    row = row_blocks * block_length
+    lanes = tuple(Lane(b * row, min(row, num_tokens - b * row) - 1) for b in range(batch_size))
+    why = "the first token of each block"
+    if blocks % batch_size:
+        why += f", and the last {blocks % batch_size:,} blocks, which do not fill the rows"
+    plan = EvaluationPlan(lanes, 1, why, unscored_every=block_length)
+    if plan.tokens == 0:
+        raise UserError("no token is scored: with protocol fairseq a block needs at least 2 tokens")
+    return replace(plan, divisor=plan.tokens)
+
+
 PROTOCOLS: Mapping[str, Callable[[int, int, int], EvaluationPlan]] = {
     "every-token": every_token,
     "adaptive-span": adaptive_span,
     "transformer-xl": transformer_xl,
     "sha-rnn": sha_rnn,
+    "fairseq": fairseq,
 }
 
 

@@ -6,6 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from longspan.evaluation.by_position import PositionLoss
+
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
@@ -19,6 +21,8 @@ class Score:
     NaN; `figures` leaves them out.
     `divisor` is what the protocol divides by: the number of tokens scored, except under `sha-rnn`.
     A figure too large for a float is infinite.
+    `memory` is False if every block started from an empty state. `by_position` is None if it was not asked
+    for; its nats and tokens sum to exactly `nats` and `tokens`.
     """
 
     nats: float
@@ -33,6 +37,8 @@ class Score:
     protocol: str
     batch_size: int
     block_length: int
+    memory: bool = True
+    by_position: tuple[PositionLoss, ...] | None = None
 
     @property
     def loss(self) -> float:
@@ -75,6 +81,13 @@ class Score:
             "loss": self.loss,
         }
         known = {name: value for name, value in asdict(self).items() if value is not None}
+        if self.memory:
+            del known["memory"]  # the usual case
+        if self.by_position is not None:
+            known["by_position"] = [
+                {"position": entry.first, "tokens": entry.tokens, "nats": entry.nats, "loss": entry.loss}
+                for entry in self.by_position
+            ]
         return {name: value for name, value in derived.items() if math.isfinite(value)} | known
 
 

@@ -10,5 +10,7 @@ from longspan.layers.span import FixedSpan, LearnedSpan, Span
 def build_span(config: SpanConfig, num_heads: int, width: int) -> Span:
     """`width` is that of the input of the attention layer."""
     if config.kind == "dynamic":
-        return DynamicSpan(config, num_heads, width)
-    return LearnedSpan(config, num_heads) if config.kind == "learned" else FixedSpan(config, num_heads)
+        return DynamicSpan.from_config(config, num_heads, width)
+    if config.kind == "learned":
+        return LearnedSpan.from_config(config, num_heads)
+    return FixedSpan(num_heads, config.limit)

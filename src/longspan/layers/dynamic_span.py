@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,15 +35,52 @@ class DynamicSpan(PenalisedSpan):
 
     last_2H: Tensor
 
-    def __init__(self, config: SpanConfig, num_heads: int, width: int) -> None:
-        super().__init__(config, num_heads)
-        self.windows_follow_spans = config.softmax_over == "head"
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        limit: int,
+        *,
+        ramp: int = 32,
+        start: float = 0.0,
+        penalty: float = 0.0,
+        penalty_from: int = 0,
+        penalty_full: int = 0,
+        softmax_over: Literal["head", "layer"] = "head",
+        renormalise: bool = True,
+    ) -> None:
+        super().__init__(
+            num_heads,
+            limit,
+            ramp=ramp,
+            start=start,
+            penalty=penalty,
+            penalty_from=penalty_from,
+            penalty_full=penalty_full,
+            softmax_over=softmax_over,
+            renormalise=renormalise,
+        )
         self.direction_HD = nn.Parameter(torch.zeros(num_heads, width))
         shortest = 1 / (1 + math.exp(LARGEST_BIAS))
-        start = min(max(config.start, shortest), 1 - shortest)
+        start = min(max(start, shortest), 1 - shortest)
         self.bias_H = nn.Parameter(torch.full((num_heads,), math.log(start / (1 - start))))
         # Mean and maximum of every head over the last block in training; zeros before the first.
         self.register_buffer("last_2H", torch.zeros(2, num_heads))
+
+    @classmethod
+    def from_config(cls, config: SpanConfig, num_heads: int, width: int) -> DynamicSpan:
+        return cls(
+            width,
+            num_heads,
+            config.limit,
+            ramp=config.ramp,
+            start=config.start,
+            penalty=config.penalty,
+            penalty_from=config.penalty_from,
+            penalty_full=config.penalty_full,
+            softmax_over=config.softmax_over,
+            renormalise=config.renormalise,
+        )
 
     def windows_for(self, block: int) -> tuple[int, ...]:
         return (self.limit,) * self._num_heads

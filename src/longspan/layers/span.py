@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache, reduce
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -62,10 +62,9 @@ class Span(nn.Module, ABC):
 class FixedSpan(Span):
     """Every head sees exactly the `limit` nearest positions, or those in a window of its own."""
 
-    def __init__(self, config: SpanConfig, num_heads: int) -> None:
+    def __init__(self, num_heads: int, limit: int) -> None:
         super().__init__()
-        self.ramp = config.ramp
-        self._windows = (config.limit,) * num_heads
+        self._windows = (limit,) * num_heads
 
     def windows_for(self, block: int) -> tuple[int, ...]:
         return self._windows
@@ -123,16 +122,31 @@ class PenalisedSpan(Span):
     is_soft = True
     updates: Tensor | None
 
-    def __init__(self, config: SpanConfig, num_heads: int) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        limit: int,
+        *,
+        ramp: int,
+        start: float,
+        penalty: float,
+        penalty_from: int,
+        penalty_full: int,
+        softmax_over: Literal["head", "layer"],
+        renormalise: bool,
+    ) -> None:
         super().__init__()
-        self.limit = config.limit
-        self.ramp = config.ramp
-        self.renormalise = config.renormalise
-        self.penalty_weight = config.penalty
+        if min(num_heads, limit, ramp) < 1 or not 0.0 <= start <= 1.0:
+            raise UserError("num_heads, limit and ramp must be at least 1, and start between 0 and 1")
+        self.limit = limit
+        self.ramp = ramp
+        self.renormalise = renormalise
+        self.penalty_weight = penalty
+        self.windows_follow_spans = softmax_over == "head"
         self._num_heads = num_heads
-        self._free = config.penalty_from
-        self._growth = max(0, config.penalty_full - config.penalty_from) + 1
-        grows = config.penalty_from or config.penalty_full
+        self._free = penalty_from
+        self._growth = max(0, penalty_full - penalty_from) + 1
+        grows = penalty_from or penalty_full
         self.register_buffer("updates", torch.zeros((), dtype=torch.long) if grows else None)
 
     def after_update(self) -> None:
@@ -157,18 +171,86 @@ class LearnedSpan(PenalisedSpan):
     The limit is the same for all heads, or grows geometrically from the first head to the last.
     Hooks compute the spans of all layers at once: one by one they would be a hundred small operations per
     step.
+
+    The arguments are the options of `SpanConfig`. In a model and a loop of your own:
+
+    | call | when |
+    |---|---|
+    | `span()` | in `forward`: the spans in tokens, [H], for `span_attention` |
+    | `span.windows`, `span.ramp` | in `forward`: integer windows and the soft edge, for `span_attention` |
+    | `span.memory_length` | how many positions before the block to remember |
+    | `span.penalty()` | add it to the loss |
+    | `span.clamp_()` | after every optimizer step; the windows follow the spans only then |
     """
 
-    def __init__(self, config: SpanConfig, num_heads: int) -> None:
-        super().__init__(config, num_heads)
-        self._full_memory = config.memory == "full"
-        self._over_layer = config.softmax_over == "layer"
-        self.windows_follow_spans = not self._over_layer
+    def __init__(
+        self,
+        num_heads: int,
+        limit: int,
+        *,
+        ramp: int = 32,
+        start: float = 0.0,
+        penalty: float = 0.0,
+        per: Literal["head", "layer"] = "head",
+        limit_shortest: int | None = None,
+        penalty_from: int = 0,
+        penalty_full: int = 0,
+        memory: Literal["adaptive", "full"] = "adaptive",
+        softmax_over: Literal["head", "layer"] = "head",
+        renormalise: bool = True,
+    ) -> None:
+        super().__init__(
+            num_heads,
+            limit,
+            ramp=ramp,
+            start=start,
+            penalty=penalty,
+            penalty_from=penalty_from,
+            penalty_full=penalty_full,
+            softmax_over=softmax_over,
+            renormalise=renormalise,
+        )
+        self._full_memory = memory == "full"
+        self._over_layer = softmax_over == "layer"
         self._copy: _SizesCopy | None = None
-        self.limits = _limits(config, num_heads)
-        own = num_heads if config.per == "head" else 1
-        self.fraction_H = nn.Parameter(torch.full((own,), float(config.start)))
-        self.set_fractions([config.start] * num_heads)
+        self.limits = _limits(num_heads, limit, limit_shortest)
+        own = num_heads if per == "head" else 1
+        self.fraction_H = nn.Parameter(torch.full((own,), float(start)))
+        self.set_fractions([start] * num_heads)
+
+    @classmethod
+    def from_config(cls, config: SpanConfig, num_heads: int) -> LearnedSpan:
+        return cls(
+            num_heads,
+            config.limit,
+            ramp=config.ramp,
+            start=config.start,
+            penalty=config.penalty,
+            per=config.per,
+            limit_shortest=config.limit_shortest,
+            penalty_from=config.penalty_from,
+            penalty_full=config.penalty_full,
+            memory=config.memory,
+            softmax_over=config.softmax_over,
+            renormalise=config.renormalise,
+        )
+
+    def forward(self) -> Tensor:
+        """The spans in tokens, [H], without the ramp."""
+        return self._in_tokens(self.fractions_H())
+
+    def penalty(self) -> Tensor:
+        """The penalty of this layer, a scalar to add to the loss."""
+        return span_penalty([self])
+
+    def clamp_(self) -> None:
+        """Put every z back into [0, 1] and update the windows; call it after every optimizer step."""
+        self.after_update()
+        clamp_and_read([self])
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        read_sizes([self])  # a plain loop knows nothing of `refresh`
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -203,12 +285,8 @@ class LearnedSpan(PenalisedSpan):
         """z of each head."""
         return self.fraction_H.expand(self._num_heads)
 
-    def spans_H(self) -> Tensor:
-        """The spans in tokens, without the ramp."""
-        return self._in_tokens(self.fractions_H())
-
     def spans_for(self, x_BTD: Tensor) -> Tensor:
-        return self.spans_H()
+        return self.forward()
 
     @staticmethod
     def penalties_of(spans: Sequence[LearnedSpan]) -> dict[str, Tensor]:
@@ -307,7 +385,13 @@ def clamp_and_read(spans: Sequence[LearnedSpan]) -> None:
         fractions: list[Tensor] = [span.fraction_H for span in spans]
         torch._foreach_clamp_min_(fractions, 0.0)
         torch._foreach_clamp_max_(fractions, 1.0)
-        fractions_N = torch.cat([span.fractions_H() for span in spans])
+    read_sizes(spans)
+
+
+@torch.no_grad()
+def read_sizes(spans: Sequence[LearnedSpan]) -> None:
+    """Start the copy of z that the integer sizes are derived from."""
+    fractions_N = torch.cat([span.fractions_H() for span in spans])
     if fractions_N.is_cuda:
         copy = _SizesCopy(spans, fractions_N)
         for span in spans:
@@ -335,8 +419,7 @@ def _on_device(limits: tuple[int, ...], device: torch.device) -> Tensor:
         return torch.tensor(limits, device=device)
 
 
-def _limits(config: SpanConfig, num_heads: int) -> tuple[int, ...]:
+def _limits(num_heads: int, limit: int, shortest: int | None) -> tuple[int, ...]:
     """shortest (limit / shortest)^(h / (H - 1)) for head h of H."""
-    shortest = config.limit if config.limit_shortest is None else config.limit_shortest
-    ratio = (config.limit / shortest) ** (1 / max(1, num_heads - 1))
-    return tuple(round(config.limit / ratio**steps) for steps in reversed(range(num_heads)))
+    ratio = 1.0 if shortest is None else (limit / shortest) ** (1 / max(1, num_heads - 1))
+    return tuple(round(limit / ratio**steps) for steps in reversed(range(num_heads)))

@@ -32,7 +32,11 @@ def supernet(config: RunConfig, vocabulary_size: int) -> Supernet:
     """The model of a search; the candidates are block kinds of `config.model`."""
     search = config.search
     assert search is not None
-    steps = search.anneal_steps or sum(stage.steps for stage in config.stage)
+    steps = search.anneal_steps
+    if steps is None:
+        if any(stage.epochs for stage in config.stage):
+            raise UserError("the length of a stage is given in epochs: give search.anneal_steps, too")
+        steps = sum(stage.steps or 0 for stage in config.stage)
     temperature = AnnealedTemperature(search, max(1, steps))
 
     def arrange(makers: Makers) -> list[Block]:

@@ -18,7 +18,7 @@ from functools import partial
 
 from torch import nn
 
-from longspan.config import SpanConfig, TransformerXLConfig
+from longspan.config import TransformerXLConfig
 from longspan.config.transformer_xl import XLVocabularyConfig
 from longspan.layers.attention import Attention
 from longspan.layers.block import Block
@@ -98,7 +98,7 @@ def _span(config: TransformerXLConfig, memory_length: int) -> Span:
     if config.span is not None:
         return build_span(config.span, config.num_heads, config.width)
     if config.same_length:
-        return FixedSpan(SpanConfig(kind="fixed", limit=memory_length), config.num_heads)
+        return FixedSpan(config.num_heads, memory_length)
     return WholeMemory(memory_length, config.num_heads)
 
 

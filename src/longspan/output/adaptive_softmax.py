@@ -43,8 +43,8 @@ class AdaptiveSoftmaxHead(OutputHead):
         self,
         embedding: AdaptiveEmbedding,
         *,
-        tie_tables: bool,
-        tie_projections: bool | Sequence[bool],
+        tie_tables: bool = False,
+        tie_projections: bool | Sequence[bool] = False,
         cluster_order: ClusterOrder = "from-end",
         division: int | None = None,
     ) -> None:
@@ -78,7 +78,7 @@ class AdaptiveSoftmaxHead(OutputHead):
         self.cluster_bias = nn.Parameter(torch.zeros(num_tails)) if num_tails else None
 
     def nll(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
-        hidden_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
+        hidden_ND, targets_N = hidden_BTD.flatten(0, -2), targets_BT.flatten()
         first, *tails = self._clusters()
         first_N = targets_N
         for start, column in zip(self.bounds[1:], self.columns, strict=False):

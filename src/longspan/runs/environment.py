@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -15,6 +16,15 @@ from longspan.kernels.span_attention import cpu
 from longspan.version import VERSION
 
 _SOURCES = Path(__file__).resolve().parents[3]  # the checkout, if the package runs from one
+
+
+def check_one_process() -> None:
+    """Raise `UserError` in each of several processes that torchrun started."""
+    if os.environ.get("WORLD_SIZE", "").isdecimal() and int(os.environ["WORLD_SIZE"]) > 1:
+        raise UserError(
+            f"Longspan runs on one device, but WORLD_SIZE is {os.environ['WORLD_SIZE']}: start it without "
+            "torchrun, or with --nproc-per-node 1"
+        )
 
 
 def pick_device(name: str) -> torch.device:

@@ -28,16 +28,25 @@ class RunFolder:
         never_import_from(path)  # the folder may come from elsewhere: its files are data only
 
     @staticmethod
-    def create(path: Path, config: RunConfig, tokenizer: Tokenizer, fingerprint: str) -> RunFolder:
+    def create(
+        path: Path,
+        config: RunConfig,
+        tokenizer: Tokenizer,
+        fingerprint: str,
+        init: tuple[Mapping[str, Any], Mapping[str, Tensor]] | None = None,
+    ) -> RunFolder:
         """Create the folder of a new run, atomically; an existing path is an error.
 
-        `fingerprint` is that of the corpus.
+        `fingerprint` is that of the corpus. `init` is for a run that starts from weights of another: where
+        they come from, and the tensors of `RunFolder.init`.
         """
         RunFolder.must_be_new(path)
         facts = {
             "environment": environment(pick_device(config.training.device)),
             "corpus": {"name": config.data.corpus, "fingerprint": fingerprint},
         }
+        if init is not None:
+            facts["init"] = dict(init[0])
         try:
             with whole_folder(path) as partial:
                 (partial / "config.toml").write_text(config.to_toml(), encoding="utf-8")
@@ -45,6 +54,8 @@ class RunFolder:
                     text = json.dumps(value, indent=2) + "\n"
                     (partial / f"{name}.json").write_text(text, encoding="utf-8")
                 (partial / "checkpoints").mkdir()
+                if init is not None:
+                    checkpoint.save(RunFolder(partial).init, init[1], {})
                 tokenizer.save(partial / "tokenizer")
         except FileExistsError:
             RunFolder.must_be_new(path)  # another process created it in the meantime
@@ -91,7 +102,7 @@ class RunFolder:
     def open(path: Path) -> RunFolder:
         """The run in `path`; raises `UserError` if it is not a run folder."""
         if not path.is_dir():
-            raise UserError(f"there is no run folder {path}")
+            raise UserError(f"there is no run folder {path}{': it is a file' if path.exists() else ''}")
         if not (path / "config.toml").is_file():
             raise UserError(f"{path} is not a run folder: it has no config.toml")
         return RunFolder(path)
@@ -119,6 +130,16 @@ class RunFolder:
         fingerprint: str = self._facts("corpus", "fingerprint")["fingerprint"]
         return fingerprint
 
+    @property
+    def started_from(self) -> dict[str, Any] | None:
+        """Where the weights before the first step come from; None if they are random."""
+        return self._facts("init", "weights", "tokenizer") if (self.path / "init.json").exists() else None
+
+    @property
+    def init(self) -> Path:
+        """All weights before the first step, in a run that starts from weights of another."""
+        return self.path / f"init{checkpoint.SUFFIX}"
+
     def tokenizer(self) -> Tokenizer:
         """The tokenizer the run was trained with."""
         return load_tokenizer(self.path / "tokenizer")
@@ -127,6 +148,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """One JSON object per line: the metrics, in order."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """What the terminal said, as text."""
+        return self.path / "log.txt"
 
     @property
     def spans(self) -> Path:

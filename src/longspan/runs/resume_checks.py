@@ -47,8 +47,8 @@ def fixed_options(config: RunConfig, stage: int) -> dict[str, Any]:
     return options
 
 
-def check_resumable(source: Path, config: RunConfig, stage: int, before: Mapping[str, Any]) -> None:
-    """Raise `UserError` for the first option in the file `source` that differs from `before`.
+def check_resumable(source: Path | str, config: RunConfig, stage: int, before: Mapping[str, Any]) -> None:
+    """Raise `UserError` for the first option in `source`, a file or a command, that differs from `before`.
 
     `before` is what `fixed_options` returned when the checkpoint was saved.
     """

@@ -29,7 +29,7 @@ def scalars(diagnostics: Mapping[str, Tensor], taken: Container[str]) -> dict[st
 def readable(line: Mapping[str, Any], diagnostics: Mapping[str, float | None] | None = None) -> str:
     """A line of training or validation metrics that fits one row of a terminal."""
     measure = f"loss {line['loss']:.4f}"
-    if "bits_per_byte" in line:  # absent if only token ids are known
+    if "bits_per_byte" in line:  # absent if only tokens are known, not their text
         measure += f"  {line['bits_per_byte']:.4f} bits/byte"
     if line["kind"] == "valid":
         best = "  (best so far)" if line["best"] else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,13 +21,17 @@ from longspan.optim import build_optimizers
 from longspan.runs import Checkpoint, RunFolder, checkpoint, lock, pick_device
 from longspan.runs.auto_options import resolved
 from longspan.runs.check_weights import check_weights
-from longspan.runs.environment import device_name, differences, environment
-from longspan.runs.resume_checks import check_resumable
+from longspan.runs.environment import check_one_process, device_name, differences, environment
+from longspan.runs.init import Init
+from longspan.runs.resume_checks import check_resumable, fixed_options
 from longspan.testing import ContractError, check_model
+from longspan.training import changed_options, initial_weights
 from longspan.training.loop import Loop
 from longspan.training.reporter import Reporter
+from longspan.training.run_log import RunLog
 from longspan.training.run_progress import RunProgress
 from longspan.training.strategy import Strategy
+from longspan.training.wandb_logger import find_wandb
 
 Callback = Callable[[dict[str, Any]], object]
 
@@ -36,25 +41,39 @@ def train(
     out: Path,
     *,
     given: GivenTokens | None = None,
+    init: Init | None = None,
     reporter: Reporter | None = None,
     strategy: type[Strategy] = Strategy,
     callback: Callback | None = None,
 ) -> RunFolder:
     """Train what `config` describes into the new folder `out`, on its corpus or on the tokens `given`.
 
+    With `init` it starts from the weights of another run, by default with the tokenizer of that run.
     `callback` gets every line of training and validation metrics; if it returns False the run is saved and
     `Stopped` is raised. At the end the weights with the best validation loss are scored on the validation and
     test splits. SIGINT and SIGTERM save the run and raise `Interrupted`; a loss that is not finite raises
     `Diverged`.
     """
+    check_one_process()
     RunFolder.must_be_new(out)
     strategy.check(config)
     if not config.stage:
         raise UserError("there is nothing to train: the configuration has no [[stage]]")
+    if init is not None and config.search is not None:
+        raise UserError("a search begins with new weights: leave out --init")
+    if init is not None:
+        init.check()
     device = pick_device(config.training.device)  # fails before the corpus is prepared
     asked, config = config.training, resolved(config, device)
-    with reporter or Reporter() as reporter:
-        corpus = given or prepare(config.data, progress=reporter.say)
+    if config.training.logger == "wandb":
+        find_wandb()
+    with RunLog(reporter or Reporter()) as log:
+        corpus: TokenizedCorpus | GivenTokens
+        if given is None:
+            config, tokenizer = initial_weights.with_tokenizer(init, config, log)
+            corpus = prepare(config.data, log.say, tokenizer)
+        else:
+            corpus = given
         _check_fits(config, corpus)
         _check_can_be_scored(config, corpus)
         if given is not None and given.blocks is not None and given.blocks.next(LanePosition()) is None:
@@ -62,22 +81,27 @@ def train(
         with _own_random_numbers(config.training.seed, device):
             # What fails here leaves no folder behind, so that a corrected command can use its name.
             model = _build_model(config, corpus, device)
+            started_from = None
+            if init is not None:
+                started_from = initial_weights.load_first(init, model, corpus.tokenizer, log)
             for stage in config.stage:
                 build_optimizers(model, stage)
             if config.plugins:
                 _check_interface(model, device)
             folder = RunFolder.create(
-                out, _with_absolute_corpus(config), corpus.tokenizer, corpus.fingerprint
+                out, _with_absolute_corpus(config), corpus.tokenizer, corpus.fingerprint, started_from
             )
             with lock.for_training(folder):
-                _run(folder, corpus, model, reporter, None, strategy, callback, asked)
+                _run(folder, corpus, model, log, None, strategy, callback, asked)
     return folder
 
 
 def resume(
     run: Path,
+    config: RunConfig | None = None,
     *,
     given: GivenTokens | None = None,
+    init: Init | None = None,
     reporter: Reporter | None = None,
     strategy: type[Strategy] = Strategy,
     callback: Callback | None = None,
@@ -85,17 +109,23 @@ def resume(
     """Continue a stopped run as if it had not been stopped; a finished run is left as it is.
 
     A run that was trained on tokens passed from Python needs the same tokens again, as `given`.
+    `config` and `init` are those of a command that starts the run or resumes it. The options that may change
+    on resume are changed in config.toml; the others must be as they were.
     """
+    check_one_process()
     folder = RunFolder.open(run)
+    before = None
+    if config is not None:
+        before, folder.config = folder.config, changed_options.with_options(folder, config, init)
     strategy.check(folder.config)
     if not folder.config.stage:
         raise UserError(f"{run} cannot be resumed: its configuration has no [[stage]]")
-    with reporter or Reporter() as reporter:
+    with RunLog(reporter or Reporter()) as log:
         if is_finished(folder):
-            reporter.say(f"{run} is finished: nothing to do")
+            log.say(f"{run} is finished: nothing to do")
             return folder
         with lock.for_training(folder):
-            _continue_run(folder, given, reporter, strategy, callback)
+            _continue_run(folder, before, given, log, strategy, callback)
     return folder
 
 
@@ -114,15 +144,21 @@ def is_finished(folder: RunFolder) -> bool:
 
 def _continue_run(
     folder: RunFolder,
+    before: RunConfig | None,
     given: GivenTokens | None,
-    reporter: Reporter,
+    log: RunLog,
     strategy: type[Strategy],
     callback: Callback | None,
 ) -> None:
-    device, saved = pick_device(folder.config.training.device), _checkpoint_to_resume(folder, reporter)
+    """`before` is what config.toml holds, if a command gives other options."""
+    device, saved = pick_device(folder.config.training.device), _checkpoint_to_resume(folder, log)
     folder.config = config = resolved(folder.config, device)  # config.toml has `auto` only if it was edited
+    changes = [] if before is None else changed_options.differences(before, config)
     if saved is not None:
-        _check_unchanged(folder, saved)
+        _check_unchanged(folder, saved, "the command" if changes else folder.path / "config.toml")
+    elif before is not None:
+        text = {n: value for n, value in fixed_options(before, 0).items() if n.startswith("data.")}
+        check_resumable("the command", config, 0, text)
     if given is None and not config.data.corpus:
         raise UserError(
             f"{folder.path} was trained on tokens passed from Python: continue it there with "
@@ -132,7 +168,9 @@ def _continue_run(
         raise UserError(
             f"{folder.path} was trained on the corpus {config.data.corpus}: resume it without data"
         )
-    corpus = given or prepare(config.data, progress=reporter.say)
+    started_from = folder.started_from
+    tokenizer = folder.tokenizer() if started_from is not None and started_from["tokenizer"] else None
+    corpus = given or prepare(config.data, log.say, tokenizer)
     if corpus.fingerprint != folder.fingerprint:
         what = f"the text of {corpus.name} has" if given is None else f"{corpus.name} have"
         raise UserError(f"{what} changed since {folder.path} began: start a new run")
@@ -144,14 +182,19 @@ def _continue_run(
         )
     changed = differences(folder.environment, environment(device))
     if changed:
-        reporter.say(f"{', '.join(changed)}: results may differ in their last bits")
+        log.say(f"{', '.join(changed)}: results may differ in their last bits")
     step = saved.facts["progress"]["step"] if saved else 0
-    reporter.say(f"continuing {folder.path} after step {step:,}")
+    log.say(f"continuing {folder.path} after step {step:,}")
     with _own_random_numbers(config.training.seed, device):
         model = _build_model(config, corpus, device)
         if saved is not None:
             check_weights(model, saved.below("model"), folder.checkpoint("last"))
-        _run(folder, corpus, model, reporter, saved, strategy, callback, config.training)
+        elif started_from is not None:
+            initial_weights.load_again(folder, model)
+        if changes:
+            log.say(f"changed in {folder.path / 'config.toml'}: {', '.join(changes)}")
+            changed_options.store(folder)
+        _run(folder, corpus, model, log, saved, strategy, callback, config.training)
 
 
 def _checkpoint_to_resume(folder: RunFolder, reporter: Reporter) -> Checkpoint | None:
@@ -230,24 +273,28 @@ def _run(
     folder: RunFolder,
     corpus: TokenizedCorpus | GivenTokens,
     model: LanguageModel,
-    reporter: Reporter,
+    log: RunLog,
     resume_from: Checkpoint | None,
     strategy: type[Strategy],
     callback: Callback | None,
     asked: TrainingConfig,
 ) -> None:
-    reporter.say(_summary(folder, corpus, model, asked))
-    Loop(folder, corpus, model, reporter, resume_from, strategy, callback).run()
+    log.open(folder.log)
+    log.say(_summary(folder, corpus, model, asked))
+    if resume_from is None:
+        log.note(str(model))
+    Loop(folder, corpus, model, log, resume_from, strategy, callback).run()
+    log.note(f"finished: {json.dumps(folder.final())}")
 
 
-def _check_unchanged(folder: RunFolder, saved: Checkpoint) -> None:
-    """Raise if config.toml was changed in a way that the checkpoint does not allow."""
+def _check_unchanged(folder: RunFolder, saved: Checkpoint, source: Path | str) -> None:
+    """Raise if `source` changes options in a way that the checkpoint does not allow."""
     last, config, stage = folder.checkpoint("last"), folder.config, saved.facts["progress"]["stage"]
     if stage >= len(config.stage):
         raise UserError(
             f"{last} is from a stage that the configuration no longer has: put its [[stage]] back"
         )
-    check_resumable(folder.path / "config.toml", config, stage, saved.facts.get("fixed_options", {}))
+    check_resumable(source, config, stage, saved.facts.get("fixed_options", {}))
     if config.training.average and not saved.below("average"):
         raise UserError(f"{last} holds no average of the weights: remove training.average from config.toml")
 

@@ -56,6 +56,11 @@ class Tokenizer(ABC):
     unknown_id: int | None = None  # the token for text outside the vocabulary
 
     @property
+    def knows_text(self) -> bool:
+        """Whether tokens have a known text; if not, bits per byte, character and word are unknown too."""
+        return True
+
+    @property
     @abstractmethod
     def vocabulary_size(self) -> int: ...
 

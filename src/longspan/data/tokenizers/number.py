@@ -37,6 +37,11 @@ class NumberTokenizer(Tokenizer):
         return NumberTokenizer(1 + int(max(largest, default=0)))
 
     @property
+    def knows_text(self) -> bool:
+        """No: what a number stands for is unknown."""
+        return False
+
+    @property
     def vocabulary_size(self) -> int:
         return self._size
 

@@ -42,6 +42,12 @@ class WordTokenizer(Tokenizer):
         return WordTokenizer(in_order(counts, config.order), lowercase=config.lowercase)
 
     @property
+    def knows_text(self) -> bool:
+        """False for the files that the originals prepared: words that are symbols of another text."""
+        words = [word for word in self.words if word not in (EOS, UNKNOWN)]
+        return not words or not (_all_numbers(words) or _all_letters(words))
+
+    @property
     def vocabulary_size(self) -> int:
         return len(self.words)
 
@@ -100,6 +106,16 @@ class WordStream(TokenStream):
     def flush(self) -> str:
         self._between = ""
         return ""
+
+
+def _all_numbers(words: list[str]) -> bool:
+    """As in the originals' enwik8: every byte is its decimal number."""
+    return all(word.isascii() and word.isdigit() for word in words)
+
+
+def _all_letters(words: list[str]) -> bool:
+    """As in the originals' text8: every character is a word, and a blank is `_`."""
+    return "_" in words and all(len(word) == 1 for word in words)
 
 
 class _WithUnknown(dict[str, int]):

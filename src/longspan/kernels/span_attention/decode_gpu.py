@@ -52,7 +52,7 @@ class OneToken:
             self._rings_RB2K[end - near_BM2K.shape[1] : end] = near_BM2K.transpose(0, 1)
         self._heads_H2 = torch.tensor([*zip(begins, windows, strict=False)], device=first.device)
         self._spans = None if context.spans is None else context.spans.float().contiguous()
-        self._ramp = context.ramp
+        self._ramp = float(context.ramp)
         self._position_keys = None if position_keys is None else position_keys.contiguous()
         self._biases = context.content_bias_HK, context.position_bias_HK
         self._persistent = (
