@@ -78,6 +78,7 @@ VARIANTS: dict[str, ModelConfig] = {
     "sha-rnn, no attention": dataclasses.replace(SHA_RNN, attention="none"),
     "sha-rnn, no memory": dataclasses.replace(SHA_RNN, memory_length=0),
     "sha-rnn, split vocabulary": dataclasses.replace(SHA_RNN, splits=(4, 6, 9)),
+    "sha-rnn, weight drop": dataclasses.replace(SHA_RNN, weight_drop=0.4),
     "transformer-xl": TRANSFORMER_XL,
     "transformer-xl, same length": SAME_LENGTH,
     "transformer-xl, clamped": dataclasses.replace(SAME_LENGTH, clamp_length=3, biases="per-layer"),
