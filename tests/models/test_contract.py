@@ -88,6 +88,10 @@ VARIANTS: dict[str, ModelConfig] = {
     "transformer-xl, adaptive softmax": dataclasses.replace(
         TRANSFORMER_XL, vocabulary=XLVocabularyConfig(cutoffs=(4, 8), division=2)
     ),
+    "transformer-xl, cluster widths": dataclasses.replace(
+        TRANSFORMER_XL,
+        vocabulary=XLVocabularyConfig(cutoffs=(4, 8), cluster_widths=(9, 2, 5), divided="head", tied=False),
+    ),
     "transformer-xl, learned spans and persistent vectors": dataclasses.replace(
         TRANSFORMER_XL, num_persistent=4, span=SMALL.span
     ),

@@ -53,11 +53,10 @@ class LSTMBlock(ReadsChunks):
 
     def weights(self) -> list[Tensor]:
         """The weights of the next block of tokens, in the order of torch, with a new mask if dropped."""
-        own: list[Tensor] = list(self.lstm.parameters())
-        if not self._drops():
-            return own
-        dropped = dropout(self.lstm.weight_hh_l0, self.weight_drop, training=True)
-        return [dropped if weight is self.lstm.weight_hh_l0 else weight for weight in own]
+        inputs, recurrent, *biases = self.lstm.parameters()
+        if self._drops():
+            return [inputs, dropout(recurrent, self.weight_drop, training=True), *biases]
+        return [inputs, recurrent, *biases]
 
     def _drops(self) -> bool:
         return self.training and self.weight_drop > 0
