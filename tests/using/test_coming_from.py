@@ -23,6 +23,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from longspan import recipes
 from longspan.cli import COMMANDS, main, train
@@ -70,6 +72,7 @@ SIZES = {
     "long_memory_length": 32,
     "context": 16,
 }
+LINE = "Joey: how you doing? The cat sat on a mat.\n"
 SYMBOLS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ .,:;?!"
 """With the newline they are the 60 symbols of the recorded checkpoints."""
 
@@ -115,7 +118,8 @@ def write_files(section: str, folder: Path) -> None:
     for text in re.findall(r"```toml\n(.*?)```", section, flags=re.DOTALL):
         (folder / text.splitlines()[0].removeprefix("# ")).write_text(text)
     for name in ("my-text.txt", "friends.txt"):
-        (folder / name).write_text("Joey: how you doing? The cat sat on a mat.\n" * 60)
+        (folder / name).write_text(LINE * 60)
+    torch.save(notebook_weights(len(set(LINE))), folder / "model.pth")
     (folder / "unigrams.txt").write_text(" ".join(str(1 / rank) for rank in range(1, 60)))
     write_data_bin(folder / "data-bin")
     checkpoints = {
@@ -131,6 +135,31 @@ def write_files(section: str, folder: Path) -> None:
         made.save(folder / place)
         if made.kind == "hf-transfo-xl":
             (folder / place).with_name("config.json").write_text(json.dumps(made.options))
+
+
+def notebook_weights(
+    vocabulary: int, width: int = 16, heads: int = 2, context: int = 16
+) -> dict[str, Tensor]:
+    """One layer with the names of uuzall/adaptive_attention_span: each head has its matrices and its span."""
+    head = dict.fromkeys(("query", "key", "value"), (width // heads, width))
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embedding": (vocabulary, width),
+        "position_embedding": (context, width),
+        **{f"blocks.0.sa.heads.{n}.{part}": shape for n in range(heads) for part, shape in head.items()},
+        "blocks.0.sa.proj": (width, width),
+        "blocks.0.ff.net.0": (4 * width, width),
+        "blocks.0.ff.net.2": (width, 4 * width),
+        **dict.fromkeys(("blocks.0.ln1", "blocks.0.ln2", "ln_f"), (width,)),
+        "lm_head": (vocabulary, width),
+    }
+    weights = {f"{name}.weight": torch.randn(shape) for name, shape in shapes.items()}
+    biased = [name for name in shapes if not name.startswith("blocks.0.sa.heads") and "embedding" not in name]
+    weights |= {f"{name}.bias": torch.zeros(shapes[name][0]) for name in biased}
+    for n in range(heads):
+        weights[f"blocks.0.sa.heads.{n}.tril"] = torch.ones(context, context).tril()
+        weights[f"blocks.0.sa.heads.{n}.adaptive_span.current_val"] = torch.full((1, 1, 1), 0.25)
+        weights[f"blocks.0.sa.heads.{n}.adaptive_span.mask_template"] = torch.arange(1.0 - context, 1.0)
+    return weights
 
 
 def write_data_bin(folder: Path) -> None:
@@ -163,8 +192,9 @@ def without_what_is_not_there(command: str) -> list[str] | None:
 def small_training(words: list[str]) -> list[str]:
     """Options that make a `train` or `search` command quick."""
     recipe = words[1] if not words[1].startswith("--") else None
-    if recipe is None:  # of a run: small already
-        return ["--stage.0.steps", "2"]
+    if recipe is None:  # of a run, whose model is small already
+        sizes = ["--training.batch-size", "4", "--training.block-length", "16", "--training.device", "cpu"]
+        return [*sizes, "--evaluation.batch-size", "2", "--stage.0.steps", "2"]
     table = recipes.load(recipe)
     given = [word for word in words if word.startswith("--") and "." in word]
     values = [words[words.index(name) + 1] for name in given]
