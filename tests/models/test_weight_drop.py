@@ -105,3 +105,24 @@ def test_a_resumed_run_draws_the_same_masks(tmp_path: Path):
     resume(part)
     found, expected = outcome(part)["last"][1], outcome(whole)["last"][1]
     assert found == expected
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_on_a_gpu_dropped_weights_get_no_gradient_and_all_others_do(compiled, precision):
+    torch.manual_seed(0)
+    config = ShaRnnConfig(num_layers=2, width=64, inner_width=128, memory_length=32, weight_drop=0.5)
+    model = build(config, 9).cuda()
+    if compiled:
+        model.compile()
+    tokens = torch.randint(9, (2, 40), device="cuda")
+    with torch.autocast("cuda", precision, enabled=precision != torch.float32):
+        hidden, _ = model(tokens, model.initial_state(2))
+    hidden.float().square().sum().backward()
+    for block in model.modules():
+        if isinstance(block, LSTMBlock):
+            dropped = (block.lstm.weight_hh_l0.grad == 0).float().mean().item()
+            kept = (block.lstm.weight_ih_l0.grad == 0).float().mean().item()
+            assert dropped == pytest.approx(0.5, abs=0.05)
+            assert kept < 0.01
