@@ -86,6 +86,7 @@ VARIANTS: dict[str, ModelConfig] = {
     "sha-rnn, no attention": dataclasses.replace(SHA_RNN, attention="none"),
     "sha-rnn, no memory": dataclasses.replace(SHA_RNN, memory_length=0),
     "sha-rnn, split vocabulary": dataclasses.replace(SHA_RNN, splits=(4, 6, 9)),
+    "sha-rnn, weight drop": dataclasses.replace(SHA_RNN, weight_drop=0.4),
     "transformer-xl": TRANSFORMER_XL,
     "transformer-xl, same length": SAME_LENGTH,
     "transformer-xl, clamped": dataclasses.replace(SAME_LENGTH, clamp_length=3, biases="per-layer"),
@@ -94,6 +95,10 @@ VARIANTS: dict[str, ModelConfig] = {
     "transformer-xl, from zeros, pre-norm": dataclasses.replace(TRANSFORMER_XL, start="zeros", norm="pre"),
     "transformer-xl, adaptive softmax": dataclasses.replace(
         TRANSFORMER_XL, vocabulary=XLVocabularyConfig(cutoffs=(4, 8), division=2)
+    ),
+    "transformer-xl, cluster widths": dataclasses.replace(
+        TRANSFORMER_XL,
+        vocabulary=XLVocabularyConfig(cutoffs=(4, 8), cluster_widths=(9, 2, 5), divided="head", tied=False),
     ),
     "transformer-xl, learned spans and persistent vectors": dataclasses.replace(
         TRANSFORMER_XL, num_persistent=4, span=SMALL.span

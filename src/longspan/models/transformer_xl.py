@@ -117,7 +117,8 @@ def _embedding_and_head(
         cutoffs=config.cutoffs,
         division=1 if only_head else config.division,
         table_width=config.table_width,
-        one_table=only_head or config.division == 1,
+        cluster_widths=() if only_head else config.cluster_widths,
+        one_table=only_head or not config.narrows,
     )
     head = AdaptiveSoftmaxHead(
         embedding,
@@ -125,6 +126,7 @@ def _embedding_and_head(
         tie_projections=False if only_head else config.ties,
         cluster_order=config.cluster_order,
         division=config.division if only_head else None,
+        cluster_widths=config.cluster_widths if only_head else (),
     )
     return embedding, head
 
