@@ -20,10 +20,13 @@ from pathlib import Path
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Yield an empty file next to `path`; if the block succeeds, it is renamed to `path`."""
+def whole_file(path: Path, *, mode: int = 0o666) -> Iterator[Path]:
+    """Yield an empty file next to `path`; if the block succeeds, it is renamed to `path`.
+
+    Its permissions are `mode` without those that the umask forbids.
+    """
     partial = _beside(path)
-    partial.touch(exist_ok=False)
+    partial.touch(mode, exist_ok=False)
     permissions = stat.S_IMODE(partial.stat().st_mode)
     try:
         yield partial
