@@ -34,6 +34,7 @@ from longspan.cli import (
 from longspan.cli.plugin_option import given_plugins
 from longspan.config import RunConfig
 from longspan.config.reference import documented
+from longspan.cores import settle_threads
 from longspan.errors import UserError, is_out_of_memory, nearest
 from longspan.registry import load_plugins
 from longspan.terminal import control_characters_shown
@@ -56,6 +57,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake is one line on stderr and status 1."""
+    settle_threads()
     with control_characters_shown():
         return _main(argv)
 

@@ -27,6 +27,7 @@ from longspan.training.loop import Loop
 from longspan.training.reporter import Reporter
 from longspan.training.run_progress import RunProgress
 from longspan.training.strategy import Strategy
+from longspan.training.threads import cpu_threads
 
 Callback = Callable[[dict[str, Any]], object]
 
@@ -53,7 +54,7 @@ def train(
         raise UserError("there is nothing to train: the configuration has no [[stage]]")
     device = pick_device(config.training.device)  # fails before the corpus is prepared
     asked, config = config.training, resolved(config, device)
-    with reporter or Reporter() as reporter:
+    with reporter or Reporter() as reporter, cpu_threads(config.training.threads):
         corpus = given or prepare(config.data, progress=reporter.say)
         _check_fits(config, corpus)
         _check_can_be_scored(config, corpus)
@@ -90,7 +91,7 @@ def resume(
     strategy.check(folder.config)
     if not folder.config.stage:
         raise UserError(f"{run} cannot be resumed: its configuration has no [[stage]]")
-    with reporter or Reporter() as reporter:
+    with reporter or Reporter() as reporter, cpu_threads(folder.config.training.threads):
         if is_finished(folder):
             reporter.say(f"{run} is finished: nothing to do")
             return folder
