@@ -86,7 +86,8 @@ def locked(path: Path) -> Iterator[None]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Opened for reading, which is enough for a lock: the file may belong to another user.
-    descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDONLY | os.O_CREAT, 0o666)
+    flags = os.O_RDONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    descriptor = os.open(path.with_name(f".{path.name}.lock"), flags, 0o666)
     try:
         if sys.platform != "win32":
             with suppress(OSError):  # some network file systems have no locks: go on without

@@ -37,12 +37,12 @@ def code_folder() -> Path:
     """
     in_home, in_cache = home() / "compiled", Path(pooch.os_cache("longspan")) / "compiled"
     in_home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if is_private(in_home):
-        return in_home
+    if is_private(kept := in_home.resolve()):  # resolved: others could change a link on the way
+        return kept
     with suppress(OSError):  # it cannot be made
         in_cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if is_private(in_cache):
-            return in_cache
+        if is_private(kept := in_cache.resolve()):
+            return kept
     warnings.warn(
         f"others can write to {in_home}: code is compiled again by every process; set LONGSPAN_HOME to "
         "a folder that only you can write to",
@@ -52,8 +52,10 @@ def code_folder() -> Path:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether this user owns the folder, and only this user and root can replace anything on its path."""
-    folder = folder.resolve()
+    """Whether this user owns the folder, and only this user and root can replace anything on its path.
+
+    The path must be absolute and without links.
+    """
     status = folder.stat()
     if status.st_uid != os.geteuid() or _others_can_write(status):
         return False
