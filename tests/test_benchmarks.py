@@ -12,6 +12,7 @@ import pytest
 import compare_commits
 import precision_curves
 import recipe_speed
+import shared_machine
 from longspan.config import RunConfig, schema
 
 
@@ -88,3 +89,30 @@ def test_half_written_lines_are_not_read(tmp_path: Path) -> None:
     assert recipe_speed._lines(path) == lines[:1]
     path.write_text(text + "\n")
     assert recipe_speed._lines(path) == [lines[0], lines[2]]
+
+
+def test_speed_of_a_training_is_all_its_tokens_over_all_its_seconds() -> None:
+    lines = [
+        {"kind": "train", "tokens": 100, "seconds": 1.0, "tokens_per_second": 100.0},
+        {"kind": "train", "tokens": 600, "seconds": 4.0, "tokens_per_second": 166.0},
+        {"kind": "valid", "tokens": 50, "seconds": 4.0},
+        {"kind": "final"},
+    ]
+    assert shared_machine.speed([json.dumps(line) for line in lines]) == 150.0
+
+
+def test_shares_of_a_shared_machine() -> None:
+    rounds = [
+        {"alone": [100.0], "two at once": [45.0, 60.0], "beside a busy process": [44.0]},
+        {"alone": [90.0], "two at once": [70.0, 39.0], "beside a busy process": [30.0]},
+        {"alone": [120.0], "two at once": [41.0, 80.0], "beside a busy process": [50.0]},
+    ]
+    report = shared_machine.summary(rounds)
+    assert [one["tokens_per_second"] for one in report["cases"]] == [100.0, 41.0, 44.0]
+    assert [one["share"] for one in report["cases"]] == pytest.approx([1.0, 0.41, 0.44])
+    assert [one["reached"] for one in report["cases"]] == [True, True, False]
+    assert shared_machine.table(report["cases"]).splitlines()[2:] == [
+        "| alone | 100 | 100% |  |",
+        "| two at once | 41 | 41% | 40% |",
+        "| beside a busy process | 44 | 44% (missed) | 45% |",
+    ]

@@ -1,4 +1,4 @@
-"""Atomic writing: a reader never sees a partial file, even if the writer is killed.
+"""Atomic writing: a reader never sees a partial file, even if the writer is killed; and locks for writers.
 
 Data is written next to its target, under a name with the host and process id of the writer. The next writer
 of the same target removes what dead processes left behind.
@@ -14,16 +14,23 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+if sys.platform != "win32":
+    import fcntl
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Yield an empty file next to `path`; if the block succeeds, it is renamed to `path`."""
+def whole_file(path: Path, *, mode: int = 0o666) -> Iterator[Path]:
+    """Yield an empty file next to `path`; if the block succeeds, it is renamed to `path`.
+
+    Its permissions are `mode` without those that the umask forbids.
+    """
     partial = _beside(path)
-    partial.touch(exist_ok=False)
+    partial.touch(mode, exist_ok=False)
     permissions = stat.S_IMODE(partial.stat().st_mode)
     try:
         yield partial
@@ -61,6 +68,33 @@ def whole_folder(path: Path, *, first_wins: bool = False) -> Iterator[Path]:
         _to_disk(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder: it disappears at once, so no other process sees a part of it."""
+    partial = _beside(path)
+    os.replace(path, partial)
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes that use this lock from changing `path`: they wait until the block ends.
+
+    The lock is on a file of its own, since `path` itself is replaced. It stays; the system releases the lock
+    when a process ends.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Opened for reading, which is enough for a lock: the file may belong to another user.
+    flags = os.O_RDONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    descriptor = os.open(path.with_name(f".{path.name}.lock"), flags, 0o666)
+    try:
+        if sys.platform != "win32":
+            with suppress(OSError):  # some network file systems have no locks: go on without
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def free_folder(wanted: Path) -> Path:

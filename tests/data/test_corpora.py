@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from longspan.cli import main
 from longspan.config import DataConfig, TokenizerConfig
 from longspan.data import corpora, local, prepare, splitting
 from longspan.data.corpus import SPLITS, Corpus, Piece
@@ -231,6 +232,54 @@ def test_what_cannot_be_read_is_not_added(tmp_path):
     with pytest.raises(UserError, match="there is no file or folder"):
         corpora.add("mine", tmp_path / "missing.txt")
     assert not (home() / "corpora.json").exists()
+
+
+# --- links out of a folder
+
+
+@pytest.fixture
+def secret(tmp_path):
+    (tmp_path / "secret").write_text("a password\n" * 100)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("a line of text\n" * 100)
+    return tmp_path / "secret"
+
+
+@pytest.mark.parametrize("target", ["/secret", "relative"])
+def test_a_link_out_of_the_folder_is_refused(tmp_path, secret, target):
+    link = tmp_path / "notes" / "more.txt"
+    link.symlink_to(secret if target == "/secret" else "../secret")
+    with pytest.raises(
+        UserError, match=rf"^{link} is a link to {secret}, outside the folder: .*--follow-links"
+    ):
+        find(str(tmp_path / "notes"))
+
+
+def test_a_split_that_is_a_link_out_of_the_folder_is_refused(tmp_path, secret):
+    for name in ("train.txt", "valid.txt"):
+        (tmp_path / "notes" / name).write_text("text\n")
+    (tmp_path / "notes" / "test.txt").symlink_to(secret)
+    with pytest.raises(UserError, match=r"test\.txt is a link to .*secret"):
+        find(str(tmp_path / "notes"))
+
+
+def test_links_within_the_folder_are_read(tmp_path, secret):
+    (tmp_path / "notes" / "again.txt").symlink_to("mine.txt")
+    (tmp_path / "elsewhere").symlink_to(tmp_path / "notes")
+    for folder in ("notes", "elsewhere"):
+        assert sum(map(find(str(tmp_path / folder)).size, SPLITS)) == 2 * 1500
+
+
+def test_a_name_can_allow_links(tmp_path, secret, capsys):
+    (tmp_path / "notes" / "more.txt").symlink_to(secret)
+    assert main(["data", "add", "notes", str(tmp_path / "notes")]) != 0
+    assert "more.txt is a link" in capsys.readouterr().err
+    assert main(["data", "add", "notes", str(tmp_path / "notes"), "--follow-links"]) == 0
+    assert sum(map(find("notes").size, SPLITS)) == 1500 + 1100
+    corpora.add("secret", secret)  # another name leaves it as it is
+    assert sum(map(find("notes").size, SPLITS)) == 1500 + 1100
+    with pytest.raises(UserError, match="is a link"):
+        find(str(tmp_path / "notes"))
 
 
 # --- downloads

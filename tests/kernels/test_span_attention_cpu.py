@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from longspan.home import home
 from longspan.kernels import compiler
 from longspan.kernels import span_attention as entry
 from longspan.kernels.dispatch import forced
@@ -360,7 +361,7 @@ def library(monkeypatch: pytest.MonkeyPatch, **variables: str) -> ctypes.CDLL | 
 
 
 def test_compiled_once(monkeypatch):
-    folder = compiler.home() / "compiled"
+    folder = home() / "compiled"
     assert library(monkeypatch) is not None
     (made,) = folder.iterdir()
     stamp = made.stat().st_mtime_ns
@@ -376,12 +377,12 @@ def test_asking_for_a_compiler_compiles_nothing(monkeypatch):
     assert not cpu.can_compile()
     monkeypatch.setenv("CXX", "'not closed")
     assert not cpu.can_compile()
-    assert not list(compiler.home().rglob("*.so"))
+    assert not list(home().rglob("*.so"))
 
 
 def test_without_a_compiler_there_is_nothing(monkeypatch):
     assert library(monkeypatch, CXX="no-such-compiler") is None
-    assert not list(compiler.home().rglob("*.so"))
+    assert not list(home().rglob("*.so"))
 
 
 @pytest.mark.parametrize(
@@ -398,7 +399,7 @@ def test_without_a_compiler_there_is_nothing(monkeypatch):
 def test_a_compiler_that_fails_is_a_warning(monkeypatch, variable, value, reason):
     with pytest.warns(UserWarning, match=f"plain torch takes longer: .*{reason}"):
         assert library(monkeypatch, **{variable: value}) is None
-    assert not list(compiler.home().rglob("*.so"))
+    assert not list(home().rglob("*.so"))
 
 
 def test_a_compiler_with_arguments(monkeypatch):
@@ -407,7 +408,7 @@ def test_a_compiler_with_arguments(monkeypatch):
 
 def test_a_damaged_library_is_made_anew(monkeypatch, tmp_path):
     assert library(monkeypatch) is not None
-    (made,) = (compiler.home() / "compiled").iterdir()
+    (made,) = (home() / "compiled").iterdir()
     other = tmp_path / "other home" / "compiled" / made.name  # a library that is loaded is not read again
     other.parent.mkdir(parents=True)
     other.write_bytes(made.read_bytes()[:100])

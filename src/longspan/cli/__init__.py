@@ -34,8 +34,10 @@ from longspan.cli import (
 from longspan.cli.plugin_option import given_plugins
 from longspan.config import RunConfig
 from longspan.config.reference import documented
+from longspan.cores import settle_threads
 from longspan.errors import UserError, is_out_of_memory, nearest
 from longspan.registry import load_plugins
+from longspan.terminal import control_characters_shown
 from longspan.version import VERSION
 
 COMMANDS = {
@@ -55,7 +57,13 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake is one line on stderr and status 1."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    settle_threads()
+    with control_characters_shown():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # the terminal may not support all characters
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # as in arguments: a prompt may hold any bytes

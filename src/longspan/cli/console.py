@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+from longspan.terminal import console, visible
+
 
 def say(line: str) -> None:
     """Print one progress line."""
@@ -14,7 +16,6 @@ def say(line: str) -> None:
 def show_table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers: bool = False) -> None:
     """Rows under a header; with `numbers` all columns but the first are right-aligned."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -22,6 +23,7 @@ def show_table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numb
     for index, title in enumerate(header):
         table.add_column(title, justify="right" if numbers and index else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))  # a bracket in a path is not markup
+        shown = map(visible, row) if sys.stdout.isatty() else row
+        table.add_row(*map(Text, shown))  # a bracket in a path is not markup
     # Not a terminal: as wide as it needs to be, so that a log or a pipe gets whole lines.
-    Console(width=None if sys.stdout.isatty() else 250).print(table)
+    console(width=None if sys.stdout.isatty() else 250).print(table)

@@ -33,6 +33,9 @@ def register(subparsers: Any) -> None:
     action = actions.add_parser("add", help="give a file or folder of text a name")
     action.add_argument("name", metavar="NAME", help="the name")
     action.add_argument("path", metavar="PATH", help="a text file, or a folder of text files")
+    action.add_argument(
+        "--follow-links", action="store_true", help="allow links in the folder to files outside of it"
+    )
     action.set_defaults(run=add)
 
     action = actions.add_parser("info", help="splits, sizes and vocabulary of a corpus")
@@ -73,7 +76,7 @@ def add(args: argparse.Namespace) -> None:
 
     if not args.path:
         raise UserError("PATH is empty: give a text file, or a folder of text files")
-    place = corpora.add(args.name, Path(args.path))
+    place = corpora.add(args.name, Path(args.path), follow_links=args.follow_links)
     print(f"'{args.name}' now stands for {place}")
 
 

@@ -16,6 +16,7 @@ from longspan.cli.overrides import split_overrides
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.errors import UserError
 from longspan.progress import every_tenth
+from longspan.terminal import console
 
 if TYPE_CHECKING:
     from longspan.evaluation import Score
@@ -187,10 +188,9 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield every_tenth(lambda done, total: say(f"{done:,} of {total:,} tokens"))
         return
-    from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("scoring"), MofNCompleteColumn(), TextColumn("tokens, left"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
         task = progress.add_task("scoring", total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -187,6 +187,11 @@ class TrainingConfig:
         "(0: the weights themselves)",
     )
     device: str = option("auto", help="cpu, cuda, cuda:1 ...; auto uses a GPU if there is one")
+    threads: Literal["auto"] | int = option(
+        "auto",
+        help="CPU threads; auto uses as many as the cores that this process may use (affinity and quota), or "
+        "OMP_NUM_THREADS if it is set",
+    )
     seed: int = option(1, help="seed of initial weights, dropout, block lengths and the order of segments")
     logger: Literal["wandb"] | None = option(
         None, help="also send the metrics to Weights & Biases (needs: pip install 'longspan[wandb]')"
@@ -209,6 +214,8 @@ class TrainingConfig:
             raise ValueError("accumulate must be at least 1")
         if min(self.evaluate_every, self.checkpoint_every, self.compile_warmup) < 0:
             raise ValueError("evaluate_every, checkpoint_every and compile_warmup must not be negative")
+        if self.threads != "auto" and self.threads < 1:
+            raise ValueError("threads must be at least 1, or auto")
         if not 0.0 <= self.average < 1.0:
             raise ValueError("average must be at least 0 and below 1")
         if not 0 <= self.seed < 2**63:

@@ -132,7 +132,8 @@ def find(name_or_path: str, progress: Progress) -> Corpus:
         return _registered(name_or_path, progress)
     added = named_paths.registered()
     if name_or_path in added:
-        return replace(local.from_path(added[name_or_path]), name=name_or_path)
+        follow_links = named_paths.follows_links(name_or_path)
+        return replace(local.from_path(added[name_or_path], follow_links=follow_links), name=name_or_path)
     if path.exists() or looks_like_a_path:  # it looks like a path, not like a name
         return local.from_path(path)
     hint = nearest(name_or_path, [*CORPORA, *added])
@@ -150,7 +151,7 @@ def file_of(name_or_path: str) -> Path | None:
 def _registered(name: str, progress: Progress) -> Corpus:
     found = CORPORA[name].resolve()(progress)
     if isinstance(found, str | Path):
-        found = local.from_path(Path(found).expanduser())
+        found = local.from_path(Path(found).expanduser(), follow_links=True)  # a plugin chose the folder
     if not isinstance(found, Corpus):
         raise UserError(
             f"the corpus '{name}' was loaded as a {type(found).__name__}: its load must return a path or a "
@@ -171,13 +172,13 @@ def anchored(corpus: str) -> str:
     return corpus if is_name(corpus) else str(Path(corpus).expanduser().absolute())
 
 
-def add(name: str, place: Path) -> Path:
-    """Give a file or folder of text a name."""
+def add(name: str, place: Path, *, follow_links: bool = False) -> Path:
+    """Give a file or folder of text a name; `follow_links` allows links that lead out of the folder."""
     place = place.expanduser().absolute()
     if name in CORPORA:
         raise UserError(f"'{name}' is a corpus that comes with longspan or a plugin: choose another name")
     if not name or "/" in name or Path(name).exists():
         raise UserError(f"'{name}' looks like a path: choose a name such as 'novels'")
-    local.from_path(place)  # errors appear now, not when a training starts
-    named_paths.register(name, place)
+    local.from_path(place, follow_links=follow_links)  # errors appear now, not when a training starts
+    named_paths.register(name, place, follow_links=follow_links)
     return place

@@ -13,7 +13,7 @@ from typing import IO
 import pooch
 
 from longspan.errors import UserError
-from longspan.files import whole_folder
+from longspan.files import locked, whole_folder
 from longspan.progress import every_tenth
 
 Progress = Callable[[str], None]
@@ -40,7 +40,11 @@ class Archive:
 
 def unpacked(archive: Archive, folder: Path, downloads: Path, progress: Progress) -> Path:
     """`folder` with the archive's files in it; the archive is downloaded if needed."""
-    if not folder.is_dir():
+    if folder.is_dir():
+        return folder
+    with locked(downloads / archive.name):
+        if folder.is_dir():  # another process has unpacked it in the meantime
+            return folder
         source = _fetched(archive, downloads, progress)
         progress(f"unpacking {archive.name}")
         with _members(source) as open_member, whole_folder(folder, first_wins=True) as partial:

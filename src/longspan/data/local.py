@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from shlex import quote
 
 from longspan.data import data_bin, splitting
 from longspan.data.corpus import SPLITS, WHOLE, Corpus, Piece
@@ -25,10 +26,10 @@ def python_sources() -> Corpus:
     return Corpus("python", splitting.by_file(folder, _in_order(folder, files)))
 
 
-def from_path(path: Path) -> Corpus:
-    """The text in a file or a folder."""
+def from_path(path: Path, *, follow_links: bool = False) -> Corpus:
+    """The text in a file or a folder; `follow_links` is for a folder (see `from_folder`)."""
     if path.is_dir():
-        return from_folder(path)
+        return from_folder(path, follow_links=follow_links)
     if path.is_file():
         return from_file(path)
     if path.exists():
@@ -50,21 +51,27 @@ def whole_file(path: Path) -> Corpus:
     return Corpus(path.stem, {WHOLE: (Piece.whole(path),)})
 
 
-def from_folder(folder: Path) -> Corpus:
+def from_folder(folder: Path, *, follow_links: bool = False) -> Corpus:
     """`train.txt`, `valid.txt` and `test.txt` if they are there, else every text file, split by file.
 
     A folder that fairseq prepared has numbers of words instead (`data_bin.py`).
+    A link to a file outside the folder is an error unless `follow_links`: the folder may come from elsewhere,
+    and the link may lead to a file that should not be trained on.
     """
     if data_bin.is_data_bin(folder):
+        _check_links(folder, sorted(folder.iterdir()), follow_links)
         return data_bin.from_folder(folder)
     name = folder.resolve().name
     own_splits = {split: folder / f"{split}.txt" for split in SPLITS}
     missing = [path.name for path in own_splits.values() if not path.is_file()]
     if not missing:
+        _check_links(folder, own_splits.values(), follow_links)
         return Corpus(name, {split: (Piece.whole(path),) for split, path in own_splits.items()})
     if own_splits["train"].is_file():  # other splits made here could contain train text
         raise UserError(f"{folder} has train.txt but no {' or '.join(missing)}: add what is missing")
-    files = _in_order(folder, [path for path in _visible_files(folder) if _is_text(path)])
+    visible = list(_visible_files(folder))
+    _check_links(folder, visible, follow_links)
+    files = _in_order(folder, [path for path in visible if _is_text(path)])
     if not files:
         raise UserError(f"{folder} has no text files (links to folders are not followed)")
     return Corpus(name, splitting.by_file(folder, files))
@@ -75,6 +82,15 @@ def _visible_files(folder: Path) -> Iterator[Path]:
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if not hidden and path.is_file():
             yield path
+
+
+def _check_links(folder: Path, files: Iterable[Path], follow_links: bool) -> None:
+    for path in files:
+        if path.is_symlink() and not follow_links and not path.resolve().is_relative_to(folder.resolve()):
+            raise UserError(
+                f"{path} is a link to {path.resolve()}, outside the folder: remove it, or allow links with "
+                f"'longspan data add NAME {quote(str(folder))} --follow-links' and train on NAME"
+            )
 
 
 def _is_text(path: Path) -> bool:

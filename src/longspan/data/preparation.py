@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from longspan.data.download import Progress
 from longspan.data.token_file import TokenFile, write_token_file
 from longspan.data.tokenizers import Tokenizer, check_settings, fit_tokenizer, load_tokenizer
 from longspan.errors import UserError
-from longspan.files import whole_file, whole_folder
+from longspan.files import locked, remove_folder, whole_file, whole_folder
 from longspan.home import home
 
 # Part of every fingerprint: raise it when the same text and settings would give other tokens.
@@ -69,9 +69,8 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quie
     found = _open(folder)
     if found is not None:
         return found
-    if folder.exists():
+    if _remove_incomplete(folder, lambda: _open(folder)):
         progress(f"{folder} is incomplete: preparing it again")
-        shutil.rmtree(folder, ignore_errors=True)  # another process may do the same
     _write(folder, corpus, config, identity, progress)
     written = _open(folder)
     assert written is not None
@@ -117,7 +116,7 @@ def split_tokens(
     found = _open_split(folder, split)
     if found is not None:
         return found
-    shutil.rmtree(folder, ignore_errors=True)  # incomplete, if it is there
+    _remove_incomplete(folder, lambda: _open_split(folder, split))
     progress(f"preparing {corpus.name}: {split}, {corpus.size(split) / 1e6:.1f} MB, {tokenizer.kind} tokens")
     with whole_folder(folder, first_wins=True) as partial:
         token_file = write_token_file(partial / f"{split}.tokens", tokenizer, corpus.read(split))
@@ -134,6 +133,15 @@ def _check_form(corpus: Corpus, kind: str) -> None:
             f"{corpus.name} was prepared by fairseq and has numbers of words, which {kind} tokens "
             "cannot be: use the fairseq tokenizer (--data.tokenizer.kind fairseq)"
         )
+
+
+def _remove_incomplete(folder: Path, opened: Callable[[], object | None]) -> bool:
+    """Remove a folder that cannot be opened; false if there is none, or another process has completed it."""
+    with locked(folder.parent):
+        if not folder.exists() or opened() is not None:
+            return False
+        remove_folder(folder)
+    return True
 
 
 def _open_split(folder: Path, split: str) -> TokenFile | None:

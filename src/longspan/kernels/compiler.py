@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from longspan.files import whole_file
-from longspan.home import home
+from longspan.private_folder import add_checksum, code_folder, is_ours
 
 OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 PATIENCE = 120
@@ -32,7 +32,7 @@ def compiled(source: Path) -> ctypes.CDLL | None:
         if not _has_compiler():
             return None
         command = [*_compiler(), *shlex.split(os.environ.get("CXXFLAGS", "")), *OPTIONS]
-        made = home() / "compiled" / f"{source.stem}-{_identity(command, source)}.so"
+        made = code_folder() / f"{source.stem}-{_identity(command, source)}.so"
         return _loaded(made) or _compiled_anew([*command, source], made)
     except (OSError, ValueError, subprocess.SubprocessError) as problem:
         said = getattr(problem, "stderr", None) or str(problem).encode()
@@ -59,15 +59,15 @@ def _compiler() -> list[str]:
 
 def _loaded(made: Path) -> ctypes.CDLL | None:
     try:
-        return ctypes.CDLL(str(made)) if made.exists() else None
-    except OSError:  # damaged
+        return ctypes.CDLL(str(made)) if is_ours(made) else None
+    except OSError:  # from another system
         return None
 
 
 def _compiled_anew(command: list[str | Path], made: Path) -> ctypes.CDLL:
-    made.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(made) as half_made:
+    with whole_file(made, mode=0o600) as half_made:
         _run([*command, "-o", half_made])
+        add_checksum(half_made)
     return ctypes.CDLL(str(made))
 
 
@@ -78,4 +78,4 @@ def _identity(command: list[str], source: Path) -> str:
 
 
 def _run(command: list[str | Path] | list[str]) -> bytes:
-    return subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE).stdout
+    return subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE, umask=0o077).stdout

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from longspan.errors import UserError
 from longspan.runs.folder import RunFolder
+from longspan.runs.no_links import open_to_append, refuse_links
 
 if sys.platform != "win32":
     import fcntl
@@ -19,7 +20,8 @@ def for_training(run: RunFolder) -> Iterator[None]:
 
     The lock is on the metrics file: it exists during all of the training and is never replaced.
     """
-    with run.metrics.open("ab") as file:
+    refuse_links(run)
+    with open_to_append(run.metrics) as file:
         if sys.platform != "win32":
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from longspan.runs.no_links import open_to_append
+
 
 class Journal:
     """An append-only file, truncated only when a run is resumed from an earlier checkpoint."""
@@ -17,7 +19,7 @@ class Journal:
 
         A crash of the machine may have left fewer bytes, and the last line incomplete.
         """
-        self._file = path.open("ab")
+        self._file = open_to_append(path)
         self._file.truncate(path.read_bytes()[:length].rfind(b"\n") + 1)
 
     def write(self, line: Mapping[str, Any]) -> None:

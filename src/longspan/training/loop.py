@@ -35,6 +35,7 @@ from longspan.training.reporter import Reporter
 from longspan.training.run_progress import RunProgress
 from longspan.training.step import Updater
 from longspan.training.strategy import Strategy
+from longspan.training.threads import SLOWED, CoreWait
 
 
 class Loop:
@@ -154,13 +155,25 @@ class Loop:
     def _find_stage(self) -> bool:
         """Move to the next stage that is not over; false when all are."""
         while self._progress.stage_is_over(self._stage):
+            self._mention_other_work()
             if self._progress.stage + 1 == len(self._config.stage):
                 return False
             self._progress.begin_next_stage(self._config.stage[self._progress.stage + 1])
             self._begin_stage()
         return True
 
+    def _mention_other_work(self) -> None:
+        """A stage that ended by time got fewer steps if its threads had to wait for cores."""
+        stage, steps, waited = self._stage, self._progress.stage_step, self._core_wait.share()
+        by_time = stage.max_seconds is not None and stage.steps is not None and steps < stage.steps
+        if by_time and waited >= SLOWED:
+            self._reporter.say(
+                f"other work slowed this training down: a thread waited {waited:.0%} of the time for a core, "
+                f"so {steps:,} steps in {duration(stage.max_seconds or 0)} are fewer than on a quiet machine"
+            )
+
     def _begin_stage(self) -> None:
+        self._core_wait = CoreWait()
         self._strategy.begin_stage(self._stage)
         self._source = self._source_of(self._stage)
         self._blocks.follow(self._source)

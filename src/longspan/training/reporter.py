@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from longspan.terminal import console, visible
 
 
 class Reporter:
@@ -56,16 +57,16 @@ class LiveReporter(Reporter):
         self._progress.stop()
 
     def say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
 
     def status(self, text: str, fraction: float) -> None:
         if self._task is None:
             self._task = self._progress.add_task("", total=1.0)
             self._progress.start()
-        self._progress.update(self._task, description=text, completed=fraction)
+        self._progress.update(self._task, description=visible(text), completed=fraction)
 
 
 def reporter_for_stdout() -> Reporter:
     """A live status line on a terminal, plain lines elsewhere."""
-    console = Console(file=sys.stdout)
-    return LiveReporter(console) if console.is_terminal else PlainReporter()
+    on_stdout = console()
+    return LiveReporter(on_stdout) if on_stdout.is_terminal else PlainReporter()

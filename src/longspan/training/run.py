@@ -31,6 +31,7 @@ from longspan.training.reporter import Reporter
 from longspan.training.run_log import RunLog
 from longspan.training.run_progress import RunProgress
 from longspan.training.strategy import Strategy
+from longspan.training.threads import cpu_threads
 from longspan.training.wandb_logger import find_wandb
 
 Callback = Callable[[dict[str, Any]], object]
@@ -67,7 +68,7 @@ def train(
     asked, config = config.training, resolved(config, device)
     if config.training.logger == "wandb":
         find_wandb()
-    with RunLog(reporter or Reporter()) as log:
+    with RunLog(reporter or Reporter()) as log, cpu_threads(config.training.threads):
         corpus: TokenizedCorpus | GivenTokens
         if given is None:
             config, tokenizer = initial_weights.with_tokenizer(init, config, log)
@@ -120,7 +121,7 @@ def resume(
     strategy.check(folder.config)
     if not folder.config.stage:
         raise UserError(f"{run} cannot be resumed: its configuration has no [[stage]]")
-    with RunLog(reporter or Reporter()) as log:
+    with RunLog(reporter or Reporter()) as log, cpu_threads(folder.config.training.threads):
         if is_finished(folder):
             log.say(f"{run} is finished: nothing to do")
             return folder

@@ -1,0 +1,48 @@
+"""The CPU threads of a training, and how long they waited for a core."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from longspan.cores import usable_cores
+
+SLOWED = 0.1
+"""The least share of the time that is worth a line."""
+
+
+@contextmanager
+def cpu_threads(number: Literal["auto"] | int) -> Iterator[None]:
+    """Inside, torch uses so many threads; `auto` uses no more than there are cores for this process."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(before, usable_cores()) if number == "auto" else number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class CoreWait:
+    """How long threads were ready to run while other work had the cores. Only Linux counts it."""
+
+    def __init__(self, tasks: Path = Path("/proc/self/task")) -> None:
+        self._tasks = tasks
+        self._before, self._since = self._seconds(), time.perf_counter()
+
+    def share(self) -> float:
+        """The share of the time since the start, of the thread that waited longest."""
+        waited = [seconds - self._before.get(task, 0.0) for task, seconds in self._seconds().items()]
+        return max(waited, default=0.0) / max(time.perf_counter() - self._since, 1e-9)
+
+    def _seconds(self) -> dict[str, float]:
+        """Seconds of waiting of every thread: the second number of schedstat, in nanoseconds."""
+        seconds = {}
+        for file in self._tasks.glob("*/schedstat"):
+            with suppress(OSError, ValueError, IndexError):  # a thread may end in the meantime
+                seconds[file.parent.name] = int(file.read_text().split()[1]) / 1e9
+        return seconds
