@@ -37,6 +37,11 @@ def register(subparsers: Any) -> None:
 
     action = actions.add_parser("info", help="splits, sizes and vocabulary of a corpus")
     action.add_argument("corpus", metavar="NAME_OR_PATH", help="a named corpus, a text file or a folder")
+    action.add_argument(
+        "--verify",
+        action="store_true",
+        help="read every byte of the text and the token files again, even if nothing seems to have changed",
+    )
     add_tokenizer_options(action, default="byte")
     add_plugin_option(action)
     action.set_defaults(run=info)
@@ -79,11 +84,13 @@ def add(args: argparse.Namespace) -> None:
 
 def info(args: argparse.Namespace) -> None:
     from longspan.data import order_0_entropy, prepare
+    from longspan.data.preparation import forget_checks
 
+    if args.verify:
+        forget_checks()
     corpus = prepare(DataConfig(corpus=args.corpus, tokenizer=tokenizer_config(args)), say)
     rows = []
     for split, token_file in corpus.splits.items():
-        token_file.verify()
         sizes = (
             token_file.num_bytes,
             token_file.num_characters,
@@ -95,4 +102,4 @@ def info(args: argparse.Namespace) -> None:
     header = ("split", "bytes", "characters", "words", "tokens", "order-0 bits per token")
     show_table(header, rows, numbers=True)
     print(f"{corpus.name}: {corpus.tokenizer.kind} tokens, vocabulary {corpus.tokenizer.vocabulary_size:,}")
-    print(f"token files: {corpus.folder}")
+    print(f"token files: {corpus.folder}{' (verified)' if args.verify else ''}")

@@ -24,12 +24,14 @@ ENWIK8 = Archive(
     checksum="sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
     urls=("https://mattmahoney.net/dc/enwik8.zip", "https://data.deepai.org/enwik8.zip"),
     members={"enwik8": "enwik8"},
+    sizes={"enwik8": 100_000_000},
 )
 TEXT8 = Archive(
     name="text8.zip",
     checksum="sha256:a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
     urls=("https://mattmahoney.net/dc/text8.zip", "https://data.deepai.org/text8.zip"),
     members={"text8": "text8"},
+    sizes={"text8": 100_000_000},
 )
 WIKITEXT_2 = Archive(
     name="wikitext-2-v1.zip",

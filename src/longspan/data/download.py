@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pooch
 
+from longspan.data.checksums import crc32, remembered
 from longspan.errors import UserError
 from longspan.files import whole_folder
 from longspan.progress import every_tenth
@@ -19,6 +22,7 @@ Progress = Callable[[str], None]
 _WEB_ARCHIVE = "https://web.archive.org/web/2023id_/"
 _TIMEOUT_SECONDS = 30
 _MEGABYTE = 1_000_000
+_FACTS = "unpacked.json"  # size and CRC-32 of each unpacked file
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Archive:
     checksum: str  # "sha256:..." or "md5:...", of the zip file
     urls: tuple[str, ...]
     members: Mapping[str, str]  # path in the archive -> name after unpacking
+    sizes: Mapping[str, int] = field(default_factory=dict)  # bytes of unpacked files, where known
 
     @property
     def mirrors(self) -> tuple[str, ...]:
@@ -40,12 +45,39 @@ def unpacked(archive: Archive, folder: Path, downloads: Path, progress: Progress
     if not folder.is_dir():
         source = _fetched(archive, downloads, progress)
         progress(f"unpacking {archive.name}")
-        with zipfile.ZipFile(source) as zipped, whole_folder(folder, first_wins=True) as partial:
+        with zipfile.ZipFile(source) as zipped, whole_folder(folder, first_wins=True) as unfinished:
             for member, name in archive.members.items():
-                with zipped.open(member) as packed, (partial / name).open("xb") as file:
+                with zipped.open(member) as packed, (unfinished / name).open("xb") as file:
                     while chunk := packed.read(1 << 20):
                         file.write(chunk)
+            listed = {name: zipped.getinfo(member) for member, name in archive.members.items()}
+            facts = {name: [info.file_size, info.CRC] for name, info in listed.items()}
+            (unfinished / _FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    _check_unpacked(archive, folder)
     return folder
+
+
+def _check_unpacked(archive: Archive, folder: Path) -> None:
+    """A `UserError` if a file is not as it was unpacked. Its checksum is computed once per change."""
+    try:
+        facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+    except FileNotFoundError:  # unpacked by an older version, or by hand
+        facts = {}
+    except ValueError:
+        raise _damaged(folder / _FACTS) from None
+    for name in archive.members.values():
+        path = folder / name
+        size, crc = facts.get(name) or (archive.sizes.get(name), None)
+        if not path.is_file() or size not in (None, path.stat().st_size):
+            raise _damaged(path)
+        if crc is not None and remembered(path, "crc32", partial(crc32, path)) != crc:
+            raise _damaged(path)
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(
+        f"{path} is damaged or missing: delete the folder {path.parent}, it is then unpacked again"
+    )
 
 
 def _fetched(archive: Archive, downloads: Path, progress: Progress) -> Path:

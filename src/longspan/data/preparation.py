@@ -12,6 +12,7 @@ from typing import Any
 
 from longspan.config import DataConfig, TokenizerConfig
 from longspan.data import corpora
+from longspan.data.checksums import forget, stamp
 from longspan.data.corpus import SPLITS, Corpus
 from longspan.data.download import Progress
 from longspan.data.token_file import TokenFile, write_token_file
@@ -51,6 +52,12 @@ def prepare(config: DataConfig, progress: Progress = _quiet) -> TokenizedCorpus:
         raise UserError(f"could not prepare {config.corpus}: {reason}{place}") from None
 
 
+def forget_checks() -> None:
+    """Token files, corpora and texts are read as a whole when they are next used."""
+    forget()
+    shutil.rmtree(_contents(), ignore_errors=True)
+
+
 def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quiet) -> TokenizedCorpus:
     """The same for a `Corpus`."""
     for split in SPLITS:
@@ -84,7 +91,7 @@ def split_tokens(
         return prepared.splits[split]
     identity = _digest([_VERSION, _content(corpus)[split], corpus.form, wanted])
     folder = _folder(corpus, f"{split}-{identity}")
-    found = _open_split(folder, split)
+    found = _open_split(folder, split, tokenizer.vocabulary_size)
     if found is not None:
         return found
     shutil.rmtree(folder, ignore_errors=True)  # incomplete, if it is there
@@ -92,30 +99,37 @@ def split_tokens(
     with whole_folder(folder, first_wins=True) as partial:
         token_file = write_token_file(partial / f"{split}.tokens", tokenizer, corpus.read(split))
         (partial / _FACTS).write_text(json.dumps(token_file.facts()) + "\n", encoding="utf-8")
-    written = _open_split(folder, split)
+    written = _open_split(folder, split, tokenizer.vocabulary_size)
     if written is None:
         raise UserError(f"the {split} split of {corpus.name} has no tokens: it needs more than white space")
     return written
 
 
-def _open_split(folder: Path, split: str) -> TokenFile | None:
+def _open_split(folder: Path, split: str, vocabulary_size: int) -> TokenFile | None:
     try:
         facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
         token_file = TokenFile(path=folder / f"{split}.tokens", **facts)
+        if not token_file.is_complete():
+            return None
     except (OSError, ValueError, TypeError):
         return None
-    return token_file if token_file.is_complete() else None
+    token_file.check(vocabulary_size)
+    return token_file
 
 
 def _files_of(tokenizer: Tokenizer) -> dict[str, str]:
     """What a tokenizer saves, as hashes: two that save the same make the same tokens."""
     with tempfile.TemporaryDirectory(prefix="longspan-") as folder:
         tokenizer.save(Path(folder))
-        return {
-            str(path.relative_to(folder)): hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
-            for path in sorted(Path(folder).rglob("*"))
-            if path.is_file()
-        }
+        return _hashes(Path(folder))
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def _folder(corpus: Corpus, identity: str) -> Path:
@@ -138,21 +152,27 @@ def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, identity: str,
             facts[split] = token_file.facts()
             progress(f"preparing {corpus.name}: {split} has {len(token_file):,} tokens")
         about = {"name": corpus.name, "fingerprint": identity, "settings": asdict(config), "splits": facts}
+        about["checksum"] = _digest([about, _hashes(partial / "tokenizer")])
         (partial / _FACTS).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
 def _open(folder: Path) -> TokenizedCorpus | None:
-    """The corpus in `folder`, or None if it is incomplete or damaged."""
+    """The corpus in `folder`, or None if it is incomplete; a `UserError` if a token file is damaged."""
     try:
         about = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+        checksum = about.pop("checksum", None)  # folders of older versions have none
+        if checksum not in (None, _digest([about, _hashes(folder / "tokenizer")])):
+            return None
         splits = {
             split: TokenFile(path=folder / f"{split}.tokens", **about["splits"][split]) for split in SPLITS
         }
         tokenizer = load_tokenizer(folder / "tokenizer")
-    except (OSError, ValueError, KeyError, TypeError, UserError):
+        if not all(token_file.is_complete() for token_file in splits.values()):
+            return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError):
         return None
-    if not all(token_file.is_complete() for token_file in splits.values()):
-        return None
+    for token_file in splits.values():
+        token_file.check(tokenizer.vocabulary_size)
     return TokenizedCorpus(about["name"], about["fingerprint"], tokenizer, splits, folder)
 
 
@@ -169,13 +189,15 @@ def fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
 
 
 def _content(corpus: Corpus) -> dict[str, str]:
-    """A hash of the bytes of each split; it is cached until a file changes its size or time."""
+    """A hash of the bytes of each split; it is cached until a file changes."""
+    paths = {piece.path for pieces in corpus.splits.values() for piece in pieces}
+    stamps = {path: stamp(path) for path in paths}
     seen = [
-        (split, str(piece.path), piece.start, piece.stop, *_stamp(piece.path))
+        (split, str(piece.path), piece.start, piece.stop, *stamps[piece.path])
         for split in corpus.splits
         for piece in corpus.splits[split]
     ]
-    remembered = home() / "content" / f"{_digest(seen)}.json"
+    remembered = _contents() / f"{_digest(seen)}.json"
     try:
         content = json.loads(remembered.read_text(encoding="utf-8"))
         if isinstance(content, dict) and set(content) == set(corpus.splits):
@@ -193,9 +215,8 @@ def _content(corpus: Corpus) -> dict[str, str]:
     return content
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
+def _contents() -> Path:
+    return home() / "content"
 
 
 def _digest(value: Any) -> str:
