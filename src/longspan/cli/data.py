@@ -8,8 +8,8 @@ from typing import Any
 
 from longspan.cli.console import say, show_table
 from longspan.cli.plugin_option import add_plugin_option
-from longspan.cli.tokenizer_options import add_tokenizer_options, tokenizer_config
-from longspan.config import DataConfig
+from longspan.cli.tokenizer_options import add_tokenizer_options, tokenizer_table
+from longspan.config import DataConfig, schema
 from longspan.errors import UserError
 
 
@@ -33,10 +33,12 @@ def register(subparsers: Any) -> None:
     action = actions.add_parser("add", help="give a file or folder of text a name")
     action.add_argument("name", metavar="NAME", help="the name")
     action.add_argument("path", metavar="PATH", help="a text file, or a folder of text files")
+    action.add_argument("--binary", action="store_true", help="it may hold any bytes, not only text")
     action.set_defaults(run=add)
 
     action = actions.add_parser("info", help="splits, sizes and vocabulary of a corpus")
     action.add_argument("corpus", metavar="NAME_OR_PATH", help="a named corpus, a text file or a folder")
+    action.add_argument("--binary", action="store_true", help="take any bytes, not only text")
     action.add_argument(
         "--verify",
         action="store_true",
@@ -78,7 +80,7 @@ def add(args: argparse.Namespace) -> None:
 
     if not args.path:
         raise UserError("PATH is empty: give a text file, or a folder of text files")
-    place = corpora.add(args.name, Path(args.path))
+    place = corpora.add(args.name, Path(args.path), binary=args.binary)
     print(f"'{args.name}' now stands for {place}")
 
 
@@ -88,7 +90,8 @@ def info(args: argparse.Namespace) -> None:
 
     if args.verify:
         forget_checks()
-    corpus = prepare(DataConfig(corpus=args.corpus, tokenizer=tokenizer_config(args)), say)
+    table = {"corpus": args.corpus, "binary": args.binary, "tokenizer": tokenizer_table(args)}
+    corpus = prepare(schema.read(DataConfig, table), say)
     rows = []
     for split, token_file in corpus.splits.items():
         sizes = (

@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> None:
         )
     if split == WHOLE and corpora.anchored(corpus) == corpora.anchored(lm.config.data.corpus):
         say(f"longspan: the model was trained on a part of {corpus}: --split test scores only held-out text")
-    token_file = held_out(corpus, split, lm.tokenizer, lm.config.data.tokenizer, say)
+    data = lm.config.data
+    token_file = held_out(corpus, split, lm.tokenizer, data.tokenizer, say, binary=data.binary)
     with _progress() as progress:
         score = evaluate(
             lm.model,

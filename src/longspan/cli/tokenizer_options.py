@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import typing
+from typing import Any
 
 from longspan.config import DataConfig, TokenizerConfig, schema
 
@@ -30,6 +31,11 @@ def given_tokenizer_options(args: argparse.Namespace) -> list[str]:
 
 
 def tokenizer_config(args: argparse.Namespace) -> TokenizerConfig:
+    return schema.read(DataConfig, {"tokenizer": tokenizer_table(args)}).tokenizer
+
+
+def tokenizer_table(args: argparse.Namespace) -> dict[str, Any]:
+    """The options as a table of a recipe."""
     table = {
         "kind": args.tokenizer or args.default_tokenizer,
         "lowercase": args.lowercase,
@@ -37,4 +43,4 @@ def tokenizer_config(args: argparse.Namespace) -> TokenizerConfig:
     }
     if args.vocabulary_size is not None:
         table["vocabulary_size"] = args.vocabulary_size
-    return schema.read(DataConfig, {"tokenizer": table}).tokenizer
+    return table

@@ -28,6 +28,9 @@ def add_options(parser: argparse.ArgumentParser, default: str) -> None:
         help=f"a name from 'longspan recipes' or a TOML file (default: {default})",
     )
     parser.add_argument("--data", metavar="CORPUS", help="a named corpus, a text file or a folder")
+    parser.add_argument(
+        "--binary", action="store_true", help="the data may be any bytes, not only text: --data.binary true"
+    )
     parser.add_argument("--name", help="name of the run (default: that of --out, else the recipe's)")
     parser.add_argument("--out", metavar="RUN", help="the new run folder (default: runs/ and the name)")
     parser.add_argument("--resume", metavar="RUN", help="continue a run that was stopped")
@@ -64,7 +67,7 @@ def wanted(args: argparse.Namespace) -> tuple[RunConfig | None, Path]:
     if args.resume is None:
         config = _configuration(args)
         return config, Path(args.out) if args.out else free_folder(Path("runs") / config.name)
-    if args.recipe or args.data or args.name or args.out or args.overrides:
+    if args.recipe or args.data or args.binary or args.name or args.out or args.overrides:
         raise UserError(
             "--resume uses the settings of the run: leave out all other options, or change RUN/config.toml"
         )
@@ -78,6 +81,8 @@ def _configuration(args: argparse.Namespace) -> RunConfig:
     _add_plugins(table, args.plugin)
     if args.data is not None:
         override(table, "data.corpus", args.data)
+    if args.binary:
+        override(table, "data.binary", "true")
     if args.name is not None:
         override(table, "name", args.name)
     elif args.out is not None:

@@ -35,6 +35,11 @@ class DataConfig:
     """A corpus and its tokenizer."""
 
     corpus: str = option("python", help="a named corpus (see 'longspan data list'), a text file or a folder")
+    binary: bool = option(False, help="take any bytes, not only text; for the byte tokenizer")
     tokenizer: TokenizerConfig = chosen_section(
         TokenizerConfig, "kind", TOKENIZERS, help="how text becomes tokens", tag_help="the unit of text"
     )
+
+    def __post_init__(self) -> None:
+        if self.binary and (self.tokenizer.kind != "byte" or self.tokenizer.lowercase):
+            raise ValueError("binary takes bytes as they are: use the byte tokenizer, without lowercase")

@@ -99,19 +99,22 @@ def folder_of(name: str) -> Path:
     return home() / "corpora" / name
 
 
-def find(name_or_path: str, progress: Progress) -> Corpus:
-    """The corpus with this name (downloaded if needed), or the text in this file or folder."""
+def find(name_or_path: str, progress: Progress, *, binary: bool = False) -> Corpus:
+    """The corpus with this name (downloaded if needed), or the text in this file or folder.
+
+    With `binary` files may hold any bytes.
+    """
     if not name_or_path:  # as a path it would be the current folder
         raise UserError("the name of the corpus is empty: give a named corpus, a text file or a folder")
     path = Path(name_or_path).expanduser()
     looks_like_a_path = bool(path.suffix) or path.name != name_or_path
     if not looks_like_a_path and name_or_path in CORPORA:
-        return _registered(name_or_path, progress)
+        return _registered(name_or_path, progress, binary)
     added = named_paths.registered()
     if name_or_path in added:
-        return replace(local.from_path(added[name_or_path]), name=name_or_path)
+        return replace(local.from_path(added[name_or_path], binary=binary), name=name_or_path)
     if path.exists() or looks_like_a_path:  # it looks like a path, not like a name
-        return local.from_path(path)
+        return local.from_path(path, binary=binary)
     hint = nearest(name_or_path, [*CORPORA, *added])
     raise UserError(
         f"there is no corpus, file or folder '{name_or_path}'{hint} ('longspan data list' lists them)"
@@ -124,10 +127,10 @@ def file_of(name_or_path: str) -> Path | None:
     return path if name_or_path and not is_name(name_or_path) and path.is_file() else None
 
 
-def _registered(name: str, progress: Progress) -> Corpus:
+def _registered(name: str, progress: Progress, binary: bool) -> Corpus:
     found = CORPORA[name].resolve()(progress)
     if isinstance(found, str | Path):
-        found = local.from_path(Path(found).expanduser())
+        found = local.from_path(Path(found).expanduser(), binary=binary)
     if not isinstance(found, Corpus):
         raise UserError(
             f"the corpus '{name}' was loaded as a {type(found).__name__}: its load must return a path or a "
@@ -148,13 +151,13 @@ def anchored(corpus: str) -> str:
     return corpus if is_name(corpus) else str(Path(corpus).expanduser().absolute())
 
 
-def add(name: str, place: Path) -> Path:
-    """Give a file or folder of text a name."""
+def add(name: str, place: Path, *, binary: bool = False) -> Path:
+    """Give a file or folder of text a name; with `binary` it may hold any bytes."""
     place = place.expanduser().absolute()
     if name in CORPORA:
         raise UserError(f"'{name}' is a corpus that comes with longspan or a plugin: choose another name")
     if not name or "/" in name or Path(name).exists():
         raise UserError(f"'{name}' looks like a path: choose a name such as 'novels'")
-    local.from_path(place)  # errors appear now, not when a training starts
+    local.from_path(place, binary=binary)  # errors appear now, not when a training starts
     named_paths.register(name, place)
     return place

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 from longspan.data import splitting
 from longspan.data.corpus import SPLITS, WHOLE, Corpus, Piece
+from longspan.data.file_type import hides_text, text_file
 from longspan.errors import UserError
 
 _NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
@@ -25,57 +28,81 @@ def python_sources() -> Corpus:
     return Corpus("python", splitting.by_file(folder, _in_order(folder, files)))
 
 
-def from_path(path: Path) -> Corpus:
-    """The text in a file or a folder."""
+def from_path(path: Path, *, binary: bool = False) -> Corpus:
+    """The text in a file or a folder; with `binary` a file may hold any bytes."""
     if path.is_dir():
-        return from_folder(path)
+        return from_folder(path, binary=binary)
     if path.is_file():
-        return from_file(path)
+        return from_file(path, binary=binary)
     if path.exists():
         raise UserError(f"{path} is not a regular file: copy its text to one first")
     raise UserError(f"there is no file or folder {path}")
 
 
-def from_file(path: Path) -> Corpus:
+def from_file(path: Path, *, binary: bool = False) -> Corpus:
     """One text, split by position."""
     if path.stat().st_size == 0:
         raise UserError(f"{path} is empty: there is no text to train on")
-    return Corpus(path.stem, splitting.by_position(str(path), [Piece.whole(path)]))
+    piece = Piece.whole(path if binary else text_file(path))
+    return Corpus(path.stem, splitting.by_position(str(path), [piece]))
 
 
-def whole_file(path: Path) -> Corpus:
+def whole_file(path: Path, *, binary: bool = False) -> Corpus:
     """One text that is not split: its only split is `whole`."""
     if path.stat().st_size == 0:
         raise UserError(f"{path} is empty: there is no text to score")
-    return Corpus(path.stem, {WHOLE: (Piece.whole(path),)})
+    return Corpus(path.stem, {WHOLE: (Piece.whole(path if binary else text_file(path)),)})
 
 
-def from_folder(folder: Path) -> Corpus:
-    """`train.txt`, `valid.txt` and `test.txt` if they are there, else every text file, split by file."""
+def from_folder(folder: Path, *, binary: bool = False) -> Corpus:
+    """`train.txt`, `valid.txt` and `test.txt` if they are there, else every text file, split by file.
+
+    With `binary` it is every file that is not empty.
+    """
     name = folder.resolve().name
     own_splits = {split: folder / f"{split}.txt" for split in SPLITS}
     missing = [path.name for path in own_splits.values() if not path.is_file()]
     if not missing:
-        return Corpus(name, {split: (Piece.whole(path),) for split, path in own_splits.items()})
+        texts = own_splits if binary else {split: text_file(path) for split, path in own_splits.items()}
+        return Corpus(name, {split: (Piece.whole(path),) for split, path in texts.items()})
     if own_splits["train"].is_file():  # other splits made here could contain train text
         raise UserError(f"{folder} has train.txt but no {' or '.join(missing)}: add what is missing")
-    files = _in_order(folder, [path for path in _visible_files(folder) if _is_text(path)])
+    beginnings = {path: _beginning(path) for path in _visible_files(folder)}
+    files = [path for path, start in beginnings.items() if start and (binary or _is_text(start))]
+    hidden = [path for path, start in beginnings.items() if path not in set(files) and hides_text(start)]
+    if hidden:
+        warnings.warn(
+            f"{len(hidden)} files in {folder} are compressed or UTF-16 and are left out, such as "
+            f"{min(hidden)}: unpack them, or convert them to UTF-8",
+            stacklevel=2,
+        )
+    files = _in_order(folder, files)
     if not files:
         raise UserError(f"{folder} has no text files (links to folders are not followed)")
     return Corpus(name, splitting.by_file(folder, files))
 
 
 def _visible_files(folder: Path) -> Iterator[Path]:
-    for path in folder.rglob("*"):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if not hidden and path.is_file():
-            yield path
+    for place, folders, names in os.walk(folder, onerror=_fail):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = Path(place, name)
+            if not name.startswith(".") and path.is_file():
+                yield path
 
 
-def _is_text(path: Path) -> bool:
+def _fail(problem: OSError) -> None:
+    """A folder that cannot be read is an error, as a file is."""
+    raise problem
+
+
+def _beginning(path: Path) -> bytes:
     with path.open("rb") as file:
-        beginning = file.read(_SNIFF_BYTES)
-    return bool(beginning) and b"\0" not in beginning
+        return file.read(_SNIFF_BYTES)
+
+
+def _is_text(beginning: bytes) -> bool:
+    return b"\0" not in beginning and not hides_text(beginning)
 
 
 def _in_order(folder: Path, files: list[Path]) -> list[Path]:

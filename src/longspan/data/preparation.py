@@ -45,7 +45,8 @@ def prepare(config: DataConfig, progress: Progress = _quiet) -> TokenizedCorpus:
     """The token files of a corpus; they are made if they do not exist."""
     check_settings(config.tokenizer)
     try:
-        return tokenize(corpora.find(config.corpus, progress), config.tokenizer, progress)
+        corpus = corpora.find(config.corpus, progress, binary=config.binary)
+        return tokenize(corpus, config.tokenizer, progress)
     except OSError as problem:  # an unreadable file, a full disk
         reason = problem.strerror or str(problem)
         place = f" ({problem.filename})" if problem.filename else ""
