@@ -18,6 +18,12 @@ def add_tokenizer_options(parser: argparse.ArgumentParser, *, default: str) -> N
         f"adaptive-span, sha-rnn, transformer-xl, or one of a plugin (default: {default})",
     )
     parser.add_argument("--vocabulary-size", type=int, metavar="N", help="pieces or words to keep")
+    parser.add_argument(
+        "--fit-bytes",
+        type=int,
+        metavar="N",
+        help="sentencepiece, bpe: learn from about N bytes of the text, 0 for all (default: 33,554,432)",
+    )
     parser.add_argument("--lowercase", action="store_true", help="convert text to lower case first")
     parser.add_argument("--order", choices=orders, help="order in which words and characters are numbered")
     parser.set_defaults(default_tokenizer=default)
@@ -25,7 +31,10 @@ def add_tokenizer_options(parser: argparse.ArgumentParser, *, default: str) -> N
 
 def given_tokenizer_options(args: argparse.Namespace) -> list[str]:
     """The options that were given, as typed."""
-    values = {name: getattr(args, name) for name in ("tokenizer", "vocabulary_size", "lowercase", "order")}
+    values = {
+        name: getattr(args, name)
+        for name in ("tokenizer", "vocabulary_size", "fit_bytes", "lowercase", "order")
+    }
     given = [name for name, value in values.items() if value is not None and value is not False]
     return [f"--{name.replace('_', '-')}" for name in given]
 
@@ -43,4 +52,6 @@ def tokenizer_table(args: argparse.Namespace) -> dict[str, Any]:
     }
     if args.vocabulary_size is not None:
         table["vocabulary_size"] = args.vocabulary_size
+    if args.fit_bytes is not None:
+        table["fit_bytes"] = args.fit_bytes
     return table

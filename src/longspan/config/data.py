@@ -28,6 +28,15 @@ class TokenizerConfig:
     order: Literal["frequency", "first-seen"] = option(
         "frequency", help="order in which words and characters are numbered"
     )
+    fit_bytes: int | None = option(
+        None,
+        help="sentencepiece, bpe: learn the vocabulary from about this many bytes, every n-th line; 0: from "
+        "all of the text (default: 33,554,432)",
+    )
+
+    def __post_init__(self) -> None:
+        if self.fit_bytes is not None and self.fit_bytes < 0:
+            raise ValueError("fit_bytes must be 0 (all of the text) or more")
 
 
 @dataclass(frozen=True, kw_only=True)

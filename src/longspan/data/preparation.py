@@ -17,13 +17,16 @@ from longspan.data.corpus import SPLITS, Corpus
 from longspan.data.download import Progress
 from longspan.data.token_file import TokenFile, write_token_file
 from longspan.data.tokenizers import Tokenizer, check_settings, fit_tokenizer, load_tokenizer
+from longspan.data.tokenizers.fitting import every_nth
 from longspan.errors import UserError
 from longspan.files import whole_file, whole_folder
 from longspan.home import home
+from longspan.progress import every_seconds
 
 # Part of every fingerprint: raise it when the same text and settings would give other tokens.
 _VERSION = 2
 _FACTS = "corpus.json"
+_PROGRESS_SECONDS = 5.0
 
 
 def _quiet(line: str) -> None:
@@ -140,7 +143,9 @@ def _folder(corpus: Corpus, identity: str) -> Path:
 def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, identity: str, progress: Progress) -> None:
     total = sum(corpus.size(split) for split in SPLITS)
     progress(f"preparing {corpus.name}: {total / 1e6:.1f} MB, {config.kind} tokens")
-    tokenizer = fit_tokenizer(config, corpus)
+    learning = f"preparing {corpus.name}: learning the {config.kind} vocabulary"
+    with every_seconds(_PROGRESS_SECONDS, lambda seconds: progress(f"{learning}, {seconds:.0f} s")):
+        tokenizer = fit_tokenizer(config, corpus)
     with whole_folder(folder, first_wins=True) as partial:
         tokenizer.save(partial / "tokenizer")
         facts = {}
@@ -184,9 +189,19 @@ def fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
             "version": _VERSION,
             "text": _content(corpus),
             "form": corpus.form,
-            "tokenizer": asdict(config),
+            "tokenizer": _settings(corpus, config),
         }
     )
+
+
+def _settings(corpus: Corpus, config: TokenizerConfig) -> dict[str, Any]:
+    """As JSON. Settings of older versions, which had no `fit_bytes`, keep their fingerprints."""
+    settings = asdict(config)
+    if config.fit_bytes is None:
+        del settings["fit_bytes"]
+        if config.kind == "bpe" and every_nth(config, corpus) > 1:  # older versions took all of the text
+            settings["every_nth"] = every_nth(config, corpus)
+    return settings
 
 
 def _content(corpus: Corpus) -> dict[str, str]:
