@@ -79,6 +79,11 @@ def _configuration(args: argparse.Namespace) -> RunConfig:
         raise UserError(f"{args.recipe} is not a recipe: to train on it, use --data {quote(args.recipe)}")
     table = recipes.load(args.recipe or args.default_recipe)
     _add_plugins(table, args.plugin)
+    overrides = split_overrides(args.overrides)
+    given = {name.replace("-", "_") for name, _ in overrides}
+    for option, value, dotted in (("--data", args.data, "corpus"), ("--binary", args.binary, "binary")):
+        if value and f"data.{dotted}" in given:
+            raise UserError(f"{option} and --data.{dotted} are the same option: give one")
     if args.data is not None:
         override(table, "data.corpus", args.data)
     if args.binary:
@@ -87,7 +92,7 @@ def _configuration(args: argparse.Namespace) -> RunConfig:
         override(table, "name", args.name)
     elif args.out is not None:
         override(table, "name", os.path.basename(os.path.abspath(args.out)))
-    return changed(table, split_overrides(args.overrides), args.recipe or args.default_recipe)
+    return changed(table, overrides, args.recipe or args.default_recipe)
 
 
 def _add_plugins(table: dict[str, Any], plugins: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ The checksums are those of the archives as first published; every mirror must ma
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -108,6 +109,12 @@ def find(name_or_path: str, progress: Progress, *, binary: bool = False) -> Corp
         raise UserError("the name of the corpus is empty: give a named corpus, a text file or a folder")
     path = Path(name_or_path).expanduser()
     looks_like_a_path = bool(path.suffix) or path.name != name_or_path
+    if path.exists() and is_name(name_or_path):
+        warnings.warn(
+            f"'{name_or_path}' is taken as the corpus of that name, not as the file or folder: for that, "
+            f"give ./{name_or_path}",
+            stacklevel=2,
+        )
     if not looks_like_a_path and name_or_path in CORPORA:
         return _registered(name_or_path, progress, binary)
     added = named_paths.registered()

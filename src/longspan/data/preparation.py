@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quie
     folder = _folder(corpus, identity)
     found = _open(folder)
     if found is not None:
+        _warn_of_small_vocabulary(found, config)
         return found
     if folder.exists():
         progress(f"{folder} is incomplete: preparing it again")
@@ -78,7 +80,18 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quie
     _write(folder, corpus, config, identity, progress)
     written = _open(folder)
     assert written is not None
+    _warn_of_small_vocabulary(written, config)
     return written
+
+
+def _warn_of_small_vocabulary(corpus: TokenizedCorpus, config: TokenizerConfig) -> None:
+    size = corpus.tokenizer.vocabulary_size
+    if config.vocabulary_size is not None and size < config.vocabulary_size:
+        warnings.warn(
+            f"the {config.kind} vocabulary of {corpus.name} has {size:,} tokens, not the "
+            f"{config.vocabulary_size:,} that were asked for: the text has no more",
+            stacklevel=3,
+        )
 
 
 def split_tokens(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -54,6 +55,7 @@ def train(
     device = pick_device(config.training.device)  # fails before the corpus is prepared
     asked, config = config.training, resolved(config, device)
     with reporter or Reporter() as reporter:
+        _warn_of_long_warmups(config)
         corpus = given or prepare(config.data, progress=reporter.say)
         _check_fits(config, corpus)
         _check_can_be_scored(config, corpus)
@@ -179,6 +181,16 @@ def _with_absolute_corpus(config: RunConfig) -> RunConfig:
     if not config.data.corpus:
         return config
     return replace(config, data=replace(config.data, corpus=corpora.anchored(config.data.corpus)))
+
+
+def _warn_of_long_warmups(config: RunConfig) -> None:
+    for stage in config.stage:
+        if stage.warmup_steps > stage.steps:
+            warnings.warn(
+                f"the warm-up of stage '{stage.name}' is longer than the stage ({stage.warmup_steps:,} of "
+                f"{stage.steps:,} steps): the learning rate never reaches {stage.learning_rate:g}",
+                stacklevel=3,
+            )
 
 
 def _check_fits(config: RunConfig, corpus: TokenizedCorpus | GivenTokens) -> None:
