@@ -1,4 +1,4 @@
-"""Choices that would otherwise be made without a word: two meanings of a name, options given twice, and so on."""
+"""Choices that would otherwise be made without a word: two meanings of a name, options given twice."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_corpus_does_not_hide_a_file_without_a_word(tmp_path, capsys):
     )
     assert main(["data", "get", "./mine"]) == 0
     out, err = capsys.readouterr()
-    assert (out, err) == ("mine is ready: train 990, valid 55, test 55 bytes\n", "")
+    assert (out, err) == ("mine is ready: train 1,001, valid 55, test 44 bytes\n", "")
 
 
 def test_a_folder_named_as_a_built_in_corpus_is_said(tmp_path):

@@ -10,7 +10,7 @@ import lzma
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from longspan.files import whole_file
 from longspan.home import home
 
 # How each compressed format begins, and what opens it.
-_COMPRESSED: dict[bytes, Callable[..., IO[bytes]]] = {
+_COMPRESSED: dict[bytes, Callable[[Path], Any]] = {
     b"\x1f\x8b\x08": gzip.open,
     b"\xfd7zXZ\0": lzma.open,
     b"BZh": bz2.open,
@@ -77,7 +77,7 @@ def _beginning(path: Path) -> bytes:
         return file.read(8)
 
 
-def _unpacked(path: Path, open_compressed: Callable[..., IO[bytes]]) -> Path:
+def _unpacked(path: Path, open_compressed: Callable[[Path], Any]) -> Path:
     identity = hashlib.blake2b(json.dumps([str(path.absolute()), stamp(path)]).encode(), digest_size=8)
     copy = home() / "unpacked" / f"{path.stem[:40]}-{identity.hexdigest()}"
     if copy.is_file():

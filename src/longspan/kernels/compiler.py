@@ -32,8 +32,8 @@ def compiled(source: Path) -> ctypes.CDLL | None:
         if not _has_compiler():
             if platform.system() == "Linux":
                 warnings.warn(
-                    f"there is no C++ compiler '{_compiler()[0]}', and plain torch takes longer: install g++, "
-                    "or name another compiler in CXX",
+                    f"there is no C++ compiler '{_compiler()[0]}', and plain torch takes longer: install "
+                    "g++, or name another compiler in CXX",
                     stacklevel=2,
                 )
             return None
