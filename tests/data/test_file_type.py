@@ -64,7 +64,9 @@ def test_what_is_not_text_is_refused_with_one_line(tmp_path, content, complaint)
 
 
 def test_other_encodings_of_text_are_still_text(tmp_path):
-    for number, text in enumerate((TEXT.decode().encode("latin-1"), TEXT + b"\x1b[1m\f\x08", TEXT + b"\x01")):
+    for number, text in enumerate(
+        (TEXT.decode().encode("latin-1"), TEXT + b"\x1b[1m\f\x08", TEXT + b"\x01", b"BZh" + TEXT)
+    ):
         (tmp_path / str(number)).write_bytes(text)
         assert text_of(tmp_path / str(number)) == text
 

@@ -23,8 +23,7 @@ from longspan.home import home
 _COMPRESSED: dict[bytes, Callable[[Path], Any]] = {
     b"\x1f\x8b\x08": gzip.open,
     b"\xfd7zXZ\0": lzma.open,
-    b"BZh": bz2.open,
-}
+} | {b"BZh%d1AY&SY" % level: bz2.open for level in range(1, 10)}
 _ZSTD, _ZIP = b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _BINARY = "to train on its bytes as they are, use --binary with the byte tokenizer"
@@ -74,7 +73,7 @@ def _controls(path: Path) -> tuple[int, int, int]:
 
 def _beginning(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(8)
+        return file.read(10)
 
 
 def _unpacked(path: Path, open_compressed: Callable[[Path], Any]) -> Path:
