@@ -23,7 +23,8 @@ from longspan.home import home
 _COMPRESSED: dict[bytes, Callable[[Path], Any]] = {
     b"\x1f\x8b\x08": gzip.open,
     b"\xfd7zXZ\0": lzma.open,
-} | {b"BZh%d1AY&SY" % level: bz2.open for level in range(1, 10)}
+    **{b"BZh%d1AY&SY" % level: bz2.open for level in range(1, 10)},
+}
 _ZSTD, _ZIP = b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _BINARY = "to train on its bytes as they are, use --binary with the byte tokenizer"
