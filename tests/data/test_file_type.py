@@ -96,6 +96,7 @@ def test_a_folder_says_which_texts_it_leaves_out(tmp_path):
     (tmp_path / "a.txt").write_bytes(TEXT)
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(TEXT))
     (tmp_path / "c.txt").write_bytes(TEXT.decode().encode("utf-16"))
+    (tmp_path / "d.txt").write_bytes(NOISE.replace(b"\0", b"a"))
     with pytest.warns(UserWarning, match=r"2 files in .* are compressed or UTF-16 and are left out"):
         assert text_of(tmp_path) == TEXT
 

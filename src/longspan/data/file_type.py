@@ -8,7 +8,7 @@ import hashlib
 import json
 import lzma
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,12 @@ def hides_text(beginning: bytes) -> bool:
     return beginning.startswith((*_COMPRESSED, _ZSTD, *_UTF_16))
 
 
+def is_text(beginning: bytes) -> bool:
+    """Whether a file that begins like this is plain text."""
+    size, zeros, controls = _count([beginning])
+    return not hides_text(beginning) and not zeros and controls <= _MOST_CONTROLS * size
+
+
 def _check_text(path: Path, shown: Path) -> None:
     beginning = _beginning(path)
     if beginning.startswith(_ZSTD):
@@ -58,16 +64,16 @@ def _check_text(path: Path, shown: Path) -> None:
         raise UserError(f"{shown} is a zip archive: unpack it first, with 'unzip'")
     if beginning.startswith(_UTF_16):
         raise UserError(f"{shown} is UTF-16: convert it to UTF-8 first, with 'iconv -f UTF-16 -t UTF-8'")
-    size, zeros, controls = remembered(path, "controls", lambda: _controls(path))
+    size, zeros, controls = remembered(path, "controls", lambda: _count(chunks(path)))
     if zeros or controls > _MOST_CONTROLS * size:
         what = f"{zeros:,} NUL bytes" if zeros else f"{controls:,} control characters"
         raise UserError(f"{shown} is not text (it has {what}): give a text file; {_BINARY}")
 
 
-def _controls(path: Path) -> tuple[int, int, int]:
-    """How many bytes a file has, how many are NUL, and how many are other control characters."""
+def _count(parts: Iterable[bytes]) -> tuple[int, int, int]:
+    """How many bytes there are, how many are NUL, and how many are other control characters."""
     counts = np.zeros(256, dtype=np.int64)
-    for chunk in chunks(path):
+    for chunk in parts:
         counts += np.bincount(np.frombuffer(chunk, dtype=np.uint8), minlength=256)
     return int(counts.sum()), int(counts[0]), int(counts[_CONTROLS].sum())
 

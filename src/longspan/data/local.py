@@ -10,7 +10,7 @@ from pathlib import Path
 
 from longspan.data import splitting
 from longspan.data.corpus import SPLITS, WHOLE, Corpus, Piece
-from longspan.data.file_type import hides_text, text_file
+from longspan.data.file_type import hides_text, is_text, text_file
 from longspan.errors import UserError
 
 _NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
@@ -67,9 +67,13 @@ def from_folder(folder: Path, *, binary: bool = False) -> Corpus:
         return Corpus(name, {split: (Piece.whole(path),) for split, path in texts.items()})
     if own_splits["train"].is_file():  # other splits made here could contain train text
         raise UserError(f"{folder} has train.txt but no {' or '.join(missing)}: add what is missing")
-    beginnings = {path: _beginning(path) for path in _visible_files(folder)}
-    files = [path for path, start in beginnings.items() if start and (binary or _is_text(start))]
-    hidden = [path for path, start in beginnings.items() if path not in set(files) and hides_text(start)]
+    files, hidden = list[Path](), list[Path]()
+    for path in _visible_files(folder):
+        beginning = _beginning(path)
+        if beginning and (binary or is_text(beginning)):
+            files.append(path)
+        elif hides_text(beginning):
+            hidden.append(path)
     if hidden:
         warnings.warn(
             f"{len(hidden)} files in {folder} are compressed or UTF-16 and are left out, such as "
@@ -99,10 +103,6 @@ def _fail(problem: OSError) -> None:
 def _beginning(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(_SNIFF_BYTES)
-
-
-def _is_text(beginning: bytes) -> bool:
-    return b"\0" not in beginning and not hides_text(beginning)
 
 
 def _in_order(folder: Path, files: list[Path]) -> list[Path]:
