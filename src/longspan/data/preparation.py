@@ -156,23 +156,31 @@ def _folder(corpus: Corpus, identity: str) -> Path:
 def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, identity: str, progress: Progress) -> None:
     total = sum(corpus.size(split) for split in SPLITS)
     progress(f"preparing {corpus.name}: {total / 1e6:.1f} MB, {config.kind} tokens")
-    learning = f"preparing {corpus.name}: learning the {config.kind} vocabulary"
-    with every_seconds(_PROGRESS_SECONDS, lambda seconds: progress(f"{learning}, {seconds:.0f} s")):
+    now = f"learning the {config.kind} vocabulary"
+    with every_seconds(
+        _PROGRESS_SECONDS, lambda seconds: progress(f"preparing {corpus.name}: {now}, {seconds:.0f} s")
+    ):
         tokenizer = fit_tokenizer(config, corpus)
-    with whole_folder(folder, first_wins=True) as partial:
-        tokenizer.save(partial / "tokenizer")
-        facts = {}
-        for split in SPLITS:
-            token_file = write_token_file(partial / f"{split}.tokens", tokenizer, corpus.read(split))
-            if len(token_file) == 0:
-                raise UserError(
-                    f"the {split} split of {corpus.name} has no tokens: it needs more than white space"
-                )
-            facts[split] = token_file.facts()
-            progress(f"preparing {corpus.name}: {split} has {len(token_file):,} tokens")
-        about = {"name": corpus.name, "fingerprint": identity, "settings": asdict(config), "splits": facts}
-        about["checksum"] = _digest([about, _hashes(partial / "tokenizer")])
-        (partial / _FACTS).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        with whole_folder(folder, first_wins=True) as partial:
+            tokenizer.save(partial / "tokenizer")
+            facts = {}
+            for split in SPLITS:
+                now = f"encoding {split}"
+                token_file = write_token_file(partial / f"{split}.tokens", tokenizer, corpus.read(split))
+                if len(token_file) == 0:
+                    raise UserError(
+                        f"the {split} split of {corpus.name} has no tokens: it needs more than white space"
+                    )
+                facts[split] = token_file.facts()
+                progress(f"preparing {corpus.name}: {split} has {len(token_file):,} tokens")
+            about = {
+                "name": corpus.name,
+                "fingerprint": identity,
+                "settings": asdict(config),
+                "splits": facts,
+            }
+            about["checksum"] = _digest([about, _hashes(partial / "tokenizer")])
+            (partial / _FACTS).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
 def _open(folder: Path) -> TokenizedCorpus | None:
