@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from longspan.files import whole_file
 from longspan.home import home
 
 _SAMPLES, _SAMPLE_BYTES = 16, 4096
@@ -47,8 +46,9 @@ def remembered(path: Path, what: str, compute: Callable[[], Any]) -> Any:
         pass
     value = compute()
     try:
-        with whole_file(entry) as partial:
-            partial.write_text(json.dumps({"stamp": before, "value": value}) + "\n", encoding="utf-8")
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        # Need not be atomic: what is half written is no JSON, and is computed again.
+        entry.write_text(json.dumps({"stamp": before, "value": value}) + "\n", encoding="utf-8")
     except OSError:  # a read-only or full disk: it is computed again the next time
         pass
     return value
