@@ -41,14 +41,16 @@ register_tokenizer(
 register_tokenizer(
     "sentencepiece",
     f"{_TOKENIZERS}.sentence_piece:SentencePieceTokenizer",
-    options=["vocabulary_size", "lowercase"],
+    options=["vocabulary_size", "lowercase", "fit_bytes"],
 )
 register_tokenizer(
     "sentencepiece-default",
     f"{_TOKENIZERS}.sentence_piece:DefaultSentencePieceTokenizer",
-    options=["vocabulary_size", "lowercase"],
+    options=["vocabulary_size", "lowercase", "fit_bytes"],
 )
-register_tokenizer("bpe", f"{_TOKENIZERS}.bpe:BpeTokenizer", options=["vocabulary_size", "lowercase"])
+register_tokenizer(
+    "bpe", f"{_TOKENIZERS}.bpe:BpeTokenizer", options=["vocabulary_size", "lowercase", "fit_bytes"]
+)
 register_tokenizer("adaptive-span", f"{_TOKENIZERS}.originals:OriginalTokenizer", options=["order"])
 register_tokenizer("fairseq", f"{_TOKENIZERS}.fairseq:FairseqTokenizer")
 register_tokenizer("sha-rnn", f"{_TOKENIZERS}.originals:OriginalTokenizer")

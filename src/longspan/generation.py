@@ -176,6 +176,10 @@ def sample(
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Sample one token per row; temperature 0 takes the most probable one."""
+    if bool(log_probs_BV.isnan().any()):
+        raise UserError(
+            "the model's probabilities are not numbers (NaN): its weights are broken or too large"
+        )
     if temperature == 0:
         return log_probs_BV.argmax(dim=-1)
     probs_BV = sampling_distribution(log_probs_BV, temperature, top_k, top_p)

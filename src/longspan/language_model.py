@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ from torch import Tensor
 from longspan.config import RunConfig, schema
 from longspan.config.overrides import override_all
 from longspan.data import Tokenizer
+from longspan.data.tokenizers.vocabulary import UNKNOWN
 from longspan.errors import UserError
 from longspan.generation import check_sampling, generate_from
 from longspan.inspection.attention import LayerAttention, attention
@@ -28,6 +30,8 @@ from longspan.reading import TextState, begin, blocks, nats_of, read
 from longspan.registry import load_plugins
 from longspan.runs import RunFolder, checkpoint, pick_device
 from longspan.runs.check_weights import check_weights
+
+_SHOWN = 50  # tokens of a prompt in a warning
 
 
 class GeneratedText(str):
@@ -201,6 +205,7 @@ class LoadedModel:
 
     def _start(self, prompt: str, state: TextState | None) -> TextState:
         ids = self._encode(prompt)
+        self._warn_of_unknown(prompt, ids)
         if (before := self._check_state(state)) is not None:
             return read(self.model, ids, before)
         return begin(self.model, ids) if len(ids) else self._at_line_start()
@@ -210,6 +215,18 @@ class LoadedModel:
             numbers = " (token ids as text: '3 17 4')" if self.tokenizer.kind == "number" else ""
             raise UserError(f"a text must be a str, not {type(text).__name__}{numbers}")
         return self.tokenizer.encode(text).astype(np.int64) if text else np.empty(0, dtype=np.int64)
+
+    def _warn_of_unknown(self, prompt: str, ids: npt.NDArray[np.int64]) -> None:
+        """Show a prompt as the model reads it if words of it are not in the vocabulary."""
+        unknown_id = self.tokenizer.unknown_id
+        unknown = 0 if unknown_id is None else int((ids == unknown_id).sum())
+        if unknown > prompt.count(UNKNOWN):
+            shown = self.tokenizer.decode(ids[:_SHOWN]) + (" ..." if len(ids) > _SHOWN else "")
+            warnings.warn(
+                f"{unknown} of the {len(ids)} tokens of the prompt are not in the vocabulary: it is read as "
+                f"{shown.strip()!r}",
+                stacklevel=5,
+            )
 
     def _check_state(self, state: Any) -> TextState | None:
         if state is None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 def every_tenth(say: Callable[[int, int], None]) -> Callable[[int, int], None]:
@@ -17,3 +20,21 @@ def every_tenth(say: Callable[[int, int], None]) -> Callable[[int, int], None]:
             say(done, total)
 
     return tell
+
+
+@contextmanager
+def every_seconds(interval: float, say: Callable[[float], None]) -> Iterator[None]:
+    """`say(seconds)` every `interval` seconds while the block runs, from a thread of its own."""
+    began, ended = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(interval):
+            say(time.monotonic() - began)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

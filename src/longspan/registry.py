@@ -22,7 +22,7 @@ from longspan.plugins import import_plugin
 
 ENTRY_POINTS = "longspan.plugins"
 BUILTIN = "longspan.builtin"
-TOKENIZER_OPTIONS = ("vocabulary_size", "lowercase", "order")
+TOKENIZER_OPTIONS = ("vocabulary_size", "lowercase", "order", "fit_bytes")
 
 
 @dataclass(frozen=True)
@@ -167,8 +167,8 @@ def register_tokenizer(
     """Register a tokenizer under the name that recipes use as `kind` in [data.tokenizer].
 
     `tokenizer` is a subclass of `longspan.data.Tokenizer` with a static method `fit(config, corpus)`.
-    `options` lists which of `vocabulary_size`, `lowercase` and `order` it supports. Further options are the
-    fields of `config_class`, which derives from `longspan.config.TokenizerConfig`.
+    `options` lists which of `vocabulary_size`, `lowercase`, `order` and `fit_bytes` it supports. Further
+    options are the fields of `config_class`, which derives from `longspan.config.TokenizerConfig`.
     """
     _check_name("tokenizer", kind)
     given = frozenset(options)

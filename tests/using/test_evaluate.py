@@ -220,6 +220,10 @@ def test_the_arithmetic_of_positions(nats: list[float], order: Any) -> None:
     assert sum(part.nats for part in parts) == total
 
 
+def test_the_smallest_total_is_kept() -> None:
+    assert [part.nats for part in by_position([5e-324], [1])] == [5e-324]
+
+
 def test_rows_of_positions_by_hand() -> None:
     parts = by_position([8.0, 3.0, 2.0, 4.0, 0.0, 5.0], [2, 2, 1, 1, 0, 1])
     found = [(row.first, row.last, row.tokens, row.nats) for row in in_powers_of_two(parts)]

@@ -86,7 +86,8 @@ def _tokens(loaded: LoadedModel, data: Any, split: str | None) -> TokenFile | To
             "model was trained on",
             stacklevel=3,
         )
-    return held_out(corpus, split, loaded.tokenizer, loaded.config.data.tokenizer, _quiet)
+    data = loaded.config.data
+    return held_out(corpus, split, loaded.tokenizer, data.tokenizer, _quiet, binary=data.binary)
 
 
 def _quiet(line: str) -> None:

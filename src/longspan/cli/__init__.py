@@ -178,5 +178,23 @@ class _OneLineParser(argparse.ArgumentParser):
             self.epilog = self.more_help()
         return super().format_help()
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._check_given_once(args or [])
+        return super().parse_known_args(args, namespace)
+
+    def _check_given_once(self, words: Sequence[str]) -> None:
+        """argparse would take the last value of an option that is given twice, without a word."""
+        seen = set[str]()
+        for word in words:
+            if word == "--":
+                return
+            name = word.partition("=")[0]
+            action = self._option_string_actions.get(name)
+            if action is None or isinstance(action, argparse._AppendAction):
+                continue
+            if action.dest in seen:
+                self.error(f"{name} is given twice: give it once")
+            seen.add(action.dest)
+
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see '{self.prog} --help')")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from longspan.cli.console import say, show_table
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.errors import UserError
 from longspan.files import whole_file
+from longspan.json_text import to_json
 from longspan.progress import every_tenth
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _write(args: argparse.Namespace, text: str, report: dict[str, Any]) -> None:
     """Write the JSON file before anything is printed, since a closed pipe ends the command."""
     if args.json is not None:
         with whole_file(args.json) as partial:
-            partial.write_text(json.dumps({"run": args.folder, "text": text} | report) + "\n")
+            partial.write_text(to_json({"run": args.folder, "text": text} | report) + "\n")
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -110,7 +110,7 @@ def _ids(lm: LoadedModel, args: argparse.Namespace) -> tuple[npt.NDArray[np.int6
             raise UserError(
                 f"{args.folder} has no corpus of its own: give a text file, or - for standard input"
             )
-        tokens = held_out(data.corpus, "valid", lm.tokenizer, data.tokenizer, say).tokens
+        tokens = held_out(data.corpus, "valid", lm.tokenizer, data.tokenizer, say, binary=data.binary).tokens
         return tokens[: args.tokens].astype("int64"), f"the valid split of {Path(data.corpus).name}"
     most = CHARACTERS_PER_TOKEN * args.tokens
     if args.text == "-":

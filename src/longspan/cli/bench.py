@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from longspan.cli.plugin_option import add_plugin_option
 from longspan.cli.recipes import BYTES, known_vocabulary_size
 from longspan.errors import UserError
 from longspan.files import whole_file
+from longspan.json_text import to_json
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json is not None:
         report = {"environment": environment(device), "figures": [one.as_json() for one in figures]}
         with whole_file(args.json) as partial:
-            partial.write_text(json.dumps(report, indent=2) + "\n")
+            partial.write_text(to_json(report, indent=2) + "\n")
 
 
 def _options(args: argparse.Namespace, device: torch.device) -> dict[str, str]:

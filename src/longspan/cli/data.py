@@ -8,8 +8,8 @@ from typing import Any
 
 from longspan.cli.console import say, show_table
 from longspan.cli.plugin_option import add_plugin_option
-from longspan.cli.tokenizer_options import add_tokenizer_options, tokenizer_config
-from longspan.config import DataConfig
+from longspan.cli.tokenizer_options import add_tokenizer_options, tokenizer_table
+from longspan.config import DataConfig, schema
 from longspan.errors import UserError
 
 
@@ -36,10 +36,17 @@ def register(subparsers: Any) -> None:
     action.add_argument(
         "--follow-links", action="store_true", help="allow links in the folder to files outside of it"
     )
+    action.add_argument("--binary", action="store_true", help="it may hold any bytes, not only text")
     action.set_defaults(run=add)
 
     action = actions.add_parser("info", help="splits, sizes and vocabulary of a corpus")
     action.add_argument("corpus", metavar="NAME_OR_PATH", help="a named corpus, a text file or a folder")
+    action.add_argument("--binary", action="store_true", help="take any bytes, not only text")
+    action.add_argument(
+        "--verify",
+        action="store_true",
+        help="read every byte of the text and the token files again, even if nothing seems to have changed",
+    )
     add_tokenizer_options(action, default="byte")
     add_plugin_option(action)
     action.set_defaults(run=info)
@@ -76,17 +83,20 @@ def add(args: argparse.Namespace) -> None:
 
     if not args.path:
         raise UserError("PATH is empty: give a text file, or a folder of text files")
-    place = corpora.add(args.name, Path(args.path), follow_links=args.follow_links)
+    place = corpora.add(args.name, Path(args.path), follow_links=args.follow_links, binary=args.binary)
     print(f"'{args.name}' now stands for {place}")
 
 
 def info(args: argparse.Namespace) -> None:
     from longspan.data import order_0_entropy, prepare
+    from longspan.data.preparation import forget_checks
 
-    corpus = prepare(DataConfig(corpus=args.corpus, tokenizer=tokenizer_config(args)), say)
+    if args.verify:
+        forget_checks()
+    table = {"corpus": args.corpus, "binary": args.binary, "tokenizer": tokenizer_table(args)}
+    corpus = prepare(schema.read(DataConfig, table), say)
     rows = []
     for split, token_file in corpus.splits.items():
-        token_file.verify()
         sizes = (
             token_file.num_bytes,
             token_file.num_characters,
@@ -98,4 +108,4 @@ def info(args: argparse.Namespace) -> None:
     header = ("split", "bytes", "characters", "words", "tokens", "order-0 bits per token")
     show_table(header, rows, numbers=True)
     print(f"{corpus.name}: {corpus.tokenizer.kind} tokens, vocabulary {corpus.tokenizer.vocabulary_size:,}")
-    print(f"token files: {corpus.folder}")
+    print(f"token files: {corpus.folder}{' (verified)' if args.verify else ''}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longspan.cli.console import say
-from longspan.cli.figures import lost_text, perplexity
+from longspan.cli.figures import lost_text, meaningless, perplexity
 from longspan.cli.overrides import split_overrides
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.errors import UserError
+from longspan.json_text import to_json
 from longspan.progress import every_tenth
 from longspan.terminal import console
 
@@ -92,7 +92,8 @@ def run(args: argparse.Namespace) -> None:
         )
     if split == WHOLE and corpora.anchored(corpus) == corpora.anchored(lm.config.data.corpus):
         say(f"longspan: the model was trained on a part of {corpus}: --split test scores only held-out text")
-    token_file = held_out(corpus, split, lm.tokenizer, lm.config.data.tokenizer, say)
+    data = lm.config.data
+    token_file = held_out(corpus, split, lm.tokenizer, data.tokenizer, say, binary=data.binary)
     with _progress() as progress:
         score = evaluate(
             lm.model,
@@ -107,13 +108,15 @@ def run(args: argparse.Namespace) -> None:
             progress=progress,
         )
     where = {"run": args.folder, "checkpoint": args.checkpoint, "corpus": corpus, "split": split}
+    warnings = meaningless(score.nats, score.unknown, score.tokens)
     if args.json:
-        print(json.dumps(where | score.figures(), indent=2))
+        shares = {"unknown_share": score.unknown / score.tokens, "warnings": warnings}
+        print(to_json(where | score.figures() | shares, indent=2))
     else:
         notes = lost_text(lm.tokenizer, [(score.unknown, score.tokens)])
         if lm.config.search is not None:
             notes.append("this is a search: every block is the mixture of its candidates (soft)")
-        print(_as_text(score, where, notes))
+        print(_as_text(score, where, notes, warnings))
 
 
 def _overrides(args: argparse.Namespace) -> dict[str, str]:
@@ -138,7 +141,7 @@ def _overrides(args: argparse.Namespace) -> dict[str, str]:
     return overrides
 
 
-def _as_text(score: Score, where: dict[str, str], notes: list[str]) -> str:
+def _as_text(score: Score, where: dict[str, str], notes: list[str], warnings: list[str]) -> str:
     from longspan.data.corpus import WHOLE
     from longspan.evaluation.by_position import in_powers_of_two
 
@@ -162,6 +165,7 @@ def _as_text(score: Score, where: dict[str, str], notes: list[str]) -> str:
         rows.append(("", f"per token: this protocol divides by {score.divisor:,}"))
     if not score.memory:
         rows.append(("memory", "none: every block starts from an empty state"))
+    rows.extend(("warning", warning) for warning in warnings)
     rows.extend(("note", note) for note in notes)
     part = (
         f"all of {where['corpus']}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
 
 SCORED = ("valid", "test")  # the splits that are scored at the end of a run
 _LONG = 1e6  # larger values are printed with an exponent
+_MANY_UNKNOWN = 0.1  # from this share of unknown tokens on, a score comes with a warning
 _LETTERS = {"byte", "character", "symbols"}  # forms of tokenizers whose perplexity is not shown
 
 
@@ -30,6 +32,8 @@ def final_figures(final: dict[str, Any], tokenizer: Tokenizer) -> list[str]:
             shown = [f"{perplexity(score[key])} per {kind}" for key, kind in kinds.items() if key in score]
             lines.append(f"perplexity     {', '.join(shown)} on the {split} split")
     counts = [(final[split]["unknown"], final[split]["tokens"]) for split in SCORED]
+    for unknown, tokens in counts:
+        lines += [f"warning        {warning}" for warning in meaningless(0.0, unknown, tokens)]
     return lines + [f"note           {note}" for note in lost_text(tokenizer, counts)]
 
 
@@ -41,6 +45,18 @@ def _bits(score: dict[str, Any]) -> tuple[str, str]:
         f"bits per byte  {score['bits_per_byte']:.4f}",
         f"{score['tokens']:,} tokens, {score['bytes']:,} bytes",
     )
+
+
+def meaningless(nats: float, unknown: int, tokens: int) -> list[str]:
+    """Why a score says little or nothing about a text; empty for an ordinary score."""
+    if not math.isfinite(nats):
+        return ["the loss is not finite: the score means nothing"]
+    if tokens and unknown >= _MANY_UNKNOWN * tokens:
+        return [
+            f"{unknown:,} of {tokens:,} tokens ({unknown / tokens:.0%}) are unknown to the vocabulary: "
+            "the score says little about this text"
+        ]
+    return []
 
 
 def lost_text(tokenizer: Tokenizer, counts: Iterable[tuple[int, int]]) -> list[str]:

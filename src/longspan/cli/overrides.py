@@ -24,6 +24,8 @@ def split_overrides(words: Sequence[str]) -> list[tuple[str, str]]:
             if following is None or following.startswith("--"):
                 raise UserError(f"'{word}' needs a value, such as {word} VALUE")
             value = following
+        if name.replace("-", "_") in {f"__{known.replace('-', '_')}" for known, _ in pairs}:
+            raise UserError(f"{name} is given twice: give it once")
         pairs.append((name[2:], value))
     return pairs
 

@@ -34,6 +34,9 @@ def add_options(parser: argparse.ArgumentParser, default: str) -> None:
         help=f"a name from 'longspan recipes' or a TOML file (default: {default})",
     )
     parser.add_argument("--data", metavar="CORPUS", help="a named corpus, a text file or a folder")
+    parser.add_argument(
+        "--binary", action="store_true", help="the data may be any bytes, not only text: --data.binary true"
+    )
     parser.add_argument("--name", help="name of the run (default: that of --out, else the recipe's)")
     parser.add_argument("--out", metavar="RUN", help="the new run folder (default: runs/ and the name)")
     parser.add_argument("--resume", metavar="RUN", help="continue a run that was stopped")
@@ -109,7 +112,7 @@ def wanted(args: argparse.Namespace) -> Wanted:
         config = _configuration(args, init)
         out = Path(args.out) if args.out else free_folder(Path("runs") / config.name)
         return Wanted(config, out, init, resumes=args.or_resume and out.exists())
-    if args.recipe or args.data or args.name or args.out or args.init or args.overrides:
+    if args.recipe or args.data or args.binary or args.name or args.out or args.init or args.overrides:
         raise UserError(
             "--resume uses the settings of the run: leave out all other options, or change RUN/config.toml"
         )
@@ -131,13 +134,20 @@ def _configuration(args: argparse.Namespace, init: Init | None) -> RunConfig:
         raise UserError(f"{args.recipe} is not a recipe: to train on it, use --data {quote(args.recipe)}")
     table = _table(args, init)
     _add_plugins(table, args.plugin)
+    overrides = split_overrides(args.overrides)
+    given = {name.replace("-", "_") for name, _ in overrides}
+    for option, value, dotted in (("--data", args.data, "corpus"), ("--binary", args.binary, "binary")):
+        if value and f"data.{dotted}" in given:
+            raise UserError(f"{option} and --data.{dotted} are the same option: give one")
     if args.data is not None:
         override(table, "data.corpus", args.data)
+    if args.binary:
+        override(table, "data.binary", "true")
     if args.name is not None:
         override(table, "name", args.name)
     elif args.out is not None:
         override(table, "name", os.path.basename(os.path.abspath(args.out)))
-    return changed(table, split_overrides(args.overrides), args.recipe or args.default_recipe)
+    return changed(table, overrides, args.recipe or args.default_recipe)
 
 
 def _table(args: argparse.Namespace, init: Init | None) -> dict[str, Any]:

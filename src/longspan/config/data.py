@@ -28,6 +28,15 @@ class TokenizerConfig:
     order: Literal["frequency", "first-seen"] = option(
         "frequency", help="order in which words and characters are numbered"
     )
+    fit_bytes: int | None = option(
+        None,
+        help="sentencepiece, bpe: learn the vocabulary from about this many bytes, every n-th line; 0: from "
+        "all of the text (default: 33,554,432)",
+    )
+
+    def __post_init__(self) -> None:
+        if self.fit_bytes is not None and self.fit_bytes < 0:
+            raise ValueError("fit_bytes must be 0 (all of the text) or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +44,11 @@ class DataConfig:
     """A corpus and its tokenizer."""
 
     corpus: str = option("python", help="a named corpus (see 'longspan data list'), a text file or a folder")
+    binary: bool = option(False, help="take any bytes, not only text; for the byte tokenizer")
     tokenizer: TokenizerConfig = chosen_section(
         TokenizerConfig, "kind", TOKENIZERS, help="how text becomes tokens", tag_help="the unit of text"
     )
+
+    def __post_init__(self) -> None:
+        if self.binary and (self.tokenizer.kind != "byte" or self.tokenizer.lowercase):
+            raise ValueError("binary takes bytes as they are: use the byte tokenizer, without lowercase")

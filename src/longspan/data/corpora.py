@@ -5,6 +5,7 @@ The checksums are those of the archives as first published; every mirror must ma
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -26,12 +27,14 @@ ENWIK8 = Archive(
     checksum="sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
     urls=("https://mattmahoney.net/dc/enwik8.zip", "https://data.deepai.org/enwik8.zip"),
     members={"enwik8": "enwik8"},
+    sizes={"enwik8": 100_000_000},
 )
 TEXT8 = Archive(
     name="text8.zip",
     checksum="sha256:a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
     urls=("https://mattmahoney.net/dc/text8.zip", "https://data.deepai.org/text8.zip"),
     members={"text8": "text8"},
+    sizes={"text8": 100_000_000},
 )
 WIKITEXT_2 = Archive(
     name="wikitext-2-v1.zip",
@@ -122,20 +125,30 @@ def folder_of(name: str) -> Path:
     return home() / "corpora" / name
 
 
-def find(name_or_path: str, progress: Progress) -> Corpus:
-    """The corpus with this name (downloaded if needed), or the text in this file or folder."""
+def find(name_or_path: str, progress: Progress, *, binary: bool = False) -> Corpus:
+    """The corpus with this name (downloaded if needed), or the text in this file or folder.
+
+    With `binary` files may hold any bytes.
+    """
     if not name_or_path:  # as a path it would be the current folder
         raise UserError("the name of the corpus is empty: give a named corpus, a text file or a folder")
     path = Path(name_or_path).expanduser()
     looks_like_a_path = bool(path.suffix) or path.name != name_or_path
+    if path.exists() and is_name(name_or_path):
+        warnings.warn(
+            f"'{name_or_path}' is taken as the corpus of that name, not as the file or folder: for that, "
+            f"give ./{name_or_path}",
+            stacklevel=2,
+        )
     if not looks_like_a_path and name_or_path in CORPORA:
-        return _registered(name_or_path, progress)
+        return _registered(name_or_path, progress, binary)
     added = named_paths.registered()
     if name_or_path in added:
         follow_links = named_paths.follows_links(name_or_path)
-        return replace(local.from_path(added[name_or_path], follow_links=follow_links), name=name_or_path)
+        place = local.from_path(added[name_or_path], follow_links=follow_links, binary=binary)
+        return replace(place, name=name_or_path)
     if path.exists() or looks_like_a_path:  # it looks like a path, not like a name
-        return local.from_path(path)
+        return local.from_path(path, binary=binary)
     hint = nearest(name_or_path, [*CORPORA, *added])
     raise UserError(
         f"there is no corpus, file or folder '{name_or_path}'{hint} ('longspan data list' lists them)"
@@ -148,10 +161,11 @@ def file_of(name_or_path: str) -> Path | None:
     return path if name_or_path and not is_name(name_or_path) and path.is_file() else None
 
 
-def _registered(name: str, progress: Progress) -> Corpus:
+def _registered(name: str, progress: Progress, binary: bool) -> Corpus:
     found = CORPORA[name].resolve()(progress)
     if isinstance(found, str | Path):
-        found = local.from_path(Path(found).expanduser(), follow_links=True)  # a plugin chose the folder
+        path = Path(found).expanduser()
+        found = local.from_path(path, follow_links=True, binary=binary)  # a plugin chose the folder
     if not isinstance(found, Corpus):
         raise UserError(
             f"the corpus '{name}' was loaded as a {type(found).__name__}: its load must return a path or a "
@@ -172,13 +186,17 @@ def anchored(corpus: str) -> str:
     return corpus if is_name(corpus) else str(Path(corpus).expanduser().absolute())
 
 
-def add(name: str, place: Path, *, follow_links: bool = False) -> Path:
-    """Give a file or folder of text a name; `follow_links` allows links that lead out of the folder."""
+def add(name: str, place: Path, *, follow_links: bool = False, binary: bool = False) -> Path:
+    """Give a file or folder of text a name.
+
+    `follow_links` allows links that lead out of the folder. With `binary` it may hold any bytes.
+    """
     place = place.expanduser().absolute()
     if name in CORPORA:
         raise UserError(f"'{name}' is a corpus that comes with longspan or a plugin: choose another name")
     if not name or "/" in name or Path(name).exists():
         raise UserError(f"'{name}' looks like a path: choose a name such as 'novels'")
-    local.from_path(place, follow_links=follow_links)  # errors appear now, not when a training starts
+    # Errors appear now, not when a training starts.
+    local.from_path(place, follow_links=follow_links, binary=binary)
     named_paths.register(name, place, follow_links=follow_links)
     return place

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 import pooch
 
+from longspan.data.checksums import crc32, remembered
 from longspan.errors import UserError
 from longspan.files import locked, whole_folder
 from longspan.progress import every_tenth
@@ -22,6 +26,7 @@ Progress = Callable[[str], None]
 _WEB_ARCHIVE = "https://web.archive.org/web/2023id_/"
 _TIMEOUT_SECONDS = 30
 _MEGABYTE = 1_000_000
+_FACTS = "unpacked.json"  # size and CRC-32 of each unpacked file
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class Archive:
     checksum: str  # "sha256:..." or "md5:...", of the archive
     urls: tuple[str, ...]
     members: Mapping[str, str]  # path in the archive -> name after unpacking
+    sizes: Mapping[str, int] = field(default_factory=dict)  # bytes of unpacked files, where known
 
     @property
     def mirrors(self) -> tuple[str, ...]:
@@ -40,19 +46,26 @@ class Archive:
 
 def unpacked(archive: Archive, folder: Path, downloads: Path, progress: Progress) -> Path:
     """`folder` with the archive's files in it; the archive is downloaded if needed."""
-    if folder.is_dir():
-        return folder
-    with locked(downloads / archive.name):
-        if folder.is_dir():  # another process has unpacked it in the meantime
-            return folder
-        source = _fetched(archive, downloads, progress)
-        progress(f"unpacking {archive.name}")
-        with _members(source) as open_member, whole_folder(folder, first_wins=True) as partial:
-            for member, name in archive.members.items():
-                with open_member(member) as packed, (partial / name).open("xb") as file:
-                    while chunk := packed.read(1 << 20):
-                        file.write(chunk)
+    if not folder.is_dir():
+        with locked(downloads / archive.name):
+            if not folder.is_dir():  # else another process has unpacked it in the meantime
+                _unpack(archive, folder, downloads, progress)
+    _check_unpacked(archive, folder)
     return folder
+
+
+def _unpack(archive: Archive, folder: Path, downloads: Path, progress: Progress) -> None:
+    source = _fetched(archive, downloads, progress)
+    progress(f"unpacking {archive.name}")
+    with _members(source) as open_member, whole_folder(folder, first_wins=True) as unfinished:
+        facts = {}
+        for member, name in archive.members.items():
+            with open_member(member) as packed, (unfinished / name).open("xb") as file:
+                size = crc = 0
+                while chunk := packed.read(1 << 20):
+                    size, crc = size + file.write(chunk), zlib.crc32(chunk, crc)
+                facts[name] = [size, crc]
+        (unfinished / _FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 @contextmanager
@@ -71,6 +84,29 @@ def _members(source: Path) -> Iterator[Callable[[str], IO[bytes]]]:
             return packed
 
         yield open_member
+
+
+def _check_unpacked(archive: Archive, folder: Path) -> None:
+    """A `UserError` if a file is not as it was unpacked. Its checksum is computed once per change."""
+    try:
+        facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+    except FileNotFoundError:  # unpacked by an older version, or by hand
+        facts = {}
+    except ValueError:
+        raise _damaged(folder / _FACTS) from None
+    for name in archive.members.values():
+        path = folder / name
+        size, crc = facts.get(name) or (archive.sizes.get(name), None)
+        if not path.is_file() or size not in (None, path.stat().st_size):
+            raise _damaged(path)
+        if crc is not None and remembered(path, "crc32", partial(crc32, path)) != crc:
+            raise _damaged(path)
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(
+        f"{path} is damaged or missing: delete the folder {path.parent}, it is then unpacked again"
+    )
 
 
 def _fetched(archive: Archive, downloads: Path, progress: Progress) -> Path:

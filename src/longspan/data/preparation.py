@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,18 +14,22 @@ from typing import Any
 
 from longspan.config import DataConfig, TokenizerConfig
 from longspan.data import corpora
+from longspan.data.checksums import forget, stamp
 from longspan.data.corpus import SPLITS, Corpus
 from longspan.data.download import Progress
 from longspan.data.token_file import TokenFile, write_token_file
 from longspan.data.tokenizers import Tokenizer, check_settings, fit_tokenizer, load_tokenizer
+from longspan.data.tokenizers.fitting import every_nth
 from longspan.errors import UserError
 from longspan.files import locked, remove_folder, whole_file, whole_folder
 from longspan.home import home
+from longspan.progress import every_seconds
 
 # Part of every fingerprint: raise it when the same text and settings would give other tokens.
 _VERSION = 2
 _FACTS = "corpus.json"
 NUMBERED = ("number", "fairseq")  # the tokenizers that read numbers
+_PROGRESS_SECONDS = 5.0
 
 
 def _quiet(line: str) -> None:
@@ -50,7 +56,7 @@ def prepare(
     """
     check_settings(config.tokenizer)
     try:
-        corpus = corpora.find(config.corpus, progress)
+        corpus = corpora.find(config.corpus, progress, binary=config.binary)
         if tokenizer is not None:
             return tokenize_with(tokenizer, corpus, config.tokenizer, progress)
         return tokenize(corpus, config.tokenizer, progress)
@@ -58,6 +64,12 @@ def prepare(
         reason = problem.strerror or str(problem)
         place = f" ({problem.filename})" if problem.filename else ""
         raise UserError(f"could not prepare {config.corpus}: {reason}{place}") from None
+
+
+def forget_checks() -> None:
+    """Token files, corpora and texts are read as a whole when they are next used."""
+    forget()
+    shutil.rmtree(_contents(), ignore_errors=True)
 
 
 def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quiet) -> TokenizedCorpus:
@@ -68,12 +80,14 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quie
     folder = _folder(corpus, identity)
     found = _open(folder)
     if found is not None:
+        _warn_of_small_vocabulary(found, config)
         return found
     if _remove_incomplete(folder, lambda: _open(folder)):
         progress(f"{folder} is incomplete: preparing it again")
     _write(folder, corpus, config, identity, progress)
     written = _open(folder)
     assert written is not None
+    _warn_of_small_vocabulary(written, config)
     return written
 
 
@@ -98,6 +112,16 @@ def _check_not_empty(corpus: Corpus) -> None:
             raise UserError(f"the {split} split of {corpus.name} is empty: all three splits need text")
 
 
+def _warn_of_small_vocabulary(corpus: TokenizedCorpus, config: TokenizerConfig) -> None:
+    size = corpus.tokenizer.vocabulary_size
+    if config.vocabulary_size is not None and size < config.vocabulary_size:
+        warnings.warn(
+            f"the {config.kind} vocabulary of {corpus.name} has {size:,} tokens, not the "
+            f"{config.vocabulary_size:,} that were asked for: the text has no more",
+            stacklevel=3,
+        )
+
+
 def split_tokens(
     corpus: Corpus, split: str, tokenizer: Tokenizer, config: TokenizerConfig, progress: Progress = _quiet
 ) -> TokenFile:
@@ -113,15 +137,15 @@ def split_tokens(
         return prepared.splits[split]
     identity = _digest([_VERSION, _content(corpus)[split], corpus.form, wanted])
     folder = _folder(corpus, f"{split}-{identity}")
-    found = _open_split(folder, split)
+    found = _open_split(folder, split, tokenizer.vocabulary_size)
     if found is not None:
         return found
-    _remove_incomplete(folder, lambda: _open_split(folder, split))
+    _remove_incomplete(folder, lambda: _open_split(folder, split, tokenizer.vocabulary_size))
     progress(f"preparing {corpus.name}: {split}, {corpus.size(split) / 1e6:.1f} MB, {tokenizer.kind} tokens")
     with whole_folder(folder, first_wins=True) as partial:
         token_file = write_token_file(partial / f"{split}.tokens", tokenizer, corpus.read(split))
         (partial / _FACTS).write_text(json.dumps(token_file.facts()) + "\n", encoding="utf-8")
-    written = _open_split(folder, split)
+    written = _open_split(folder, split, tokenizer.vocabulary_size)
     if written is None:
         raise UserError(f"the {split} split of {corpus.name} has no tokens: it needs more than white space")
     return written
@@ -144,24 +168,31 @@ def _remove_incomplete(folder: Path, opened: Callable[[], object | None]) -> boo
     return True
 
 
-def _open_split(folder: Path, split: str) -> TokenFile | None:
+def _open_split(folder: Path, split: str, vocabulary_size: int) -> TokenFile | None:
     try:
         facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
         token_file = TokenFile(path=folder / f"{split}.tokens", **facts)
+        if not token_file.is_complete():
+            return None
     except (OSError, ValueError, TypeError):
         return None
-    return token_file if token_file.is_complete() else None
+    token_file.check(vocabulary_size)
+    return token_file
 
 
 def _files_of(tokenizer: Tokenizer) -> dict[str, str]:
     """What a tokenizer saves, as hashes: two that save the same make the same tokens."""
     with tempfile.TemporaryDirectory(prefix="longspan-") as folder:
         tokenizer.save(Path(folder))
-        return {
-            str(path.relative_to(folder)): hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
-            for path in sorted(Path(folder).rglob("*"))
-            if path.is_file()
-        }
+        return _hashes(Path(folder))
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def _folder(corpus: Corpus, identity: str) -> Path:
@@ -171,34 +202,50 @@ def _folder(corpus: Corpus, identity: str) -> Path:
 def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, identity: str, progress: Progress) -> None:
     total = sum(corpus.size(split) for split in SPLITS)
     progress(f"preparing {corpus.name}: {total / 1e6:.1f} MB, {config.kind} tokens")
-    tokenizer = fit_tokenizer(config, corpus)
-    with whole_folder(folder, first_wins=True) as partial:
-        tokenizer.save(partial / "tokenizer")
-        facts = {}
-        for split in SPLITS:
-            token_file = write_token_file(partial / f"{split}.tokens", tokenizer, corpus.read(split))
-            if len(token_file) == 0:
-                raise UserError(
-                    f"the {split} split of {corpus.name} has no tokens: it needs more than white space"
-                )
-            facts[split] = token_file.facts()
-            progress(f"preparing {corpus.name}: {split} has {len(token_file):,} tokens")
-        about = {"name": corpus.name, "fingerprint": identity, "settings": asdict(config), "splits": facts}
-        (partial / _FACTS).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    now = f"learning the {config.kind} vocabulary"
+    with every_seconds(
+        _PROGRESS_SECONDS, lambda seconds: progress(f"preparing {corpus.name}: {now}, {seconds:.0f} s")
+    ):
+        tokenizer = fit_tokenizer(config, corpus)
+        with whole_folder(folder, first_wins=True) as partial:
+            tokenizer.save(partial / "tokenizer")
+            facts = {}
+            for split in SPLITS:
+                now = f"encoding {split}"
+                token_file = write_token_file(partial / f"{split}.tokens", tokenizer, corpus.read(split))
+                if len(token_file) == 0:
+                    raise UserError(
+                        f"the {split} split of {corpus.name} has no tokens: it needs more than white space"
+                    )
+                facts[split] = token_file.facts()
+                progress(f"preparing {corpus.name}: {split} has {len(token_file):,} tokens")
+            about = {
+                "name": corpus.name,
+                "fingerprint": identity,
+                "settings": asdict(config),
+                "splits": facts,
+            }
+            about["checksum"] = _digest([about, _hashes(partial / "tokenizer")])
+            (partial / _FACTS).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
 def _open(folder: Path) -> TokenizedCorpus | None:
-    """The corpus in `folder`, or None if it is incomplete or damaged."""
+    """The corpus in `folder`, or None if it is incomplete; a `UserError` if a token file is damaged."""
     try:
         about = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+        checksum = about.pop("checksum", None)  # folders of older versions have none
+        if checksum not in (None, _digest([about, _hashes(folder / "tokenizer")])):
+            return None
         splits = {
             split: TokenFile(path=folder / f"{split}.tokens", **about["splits"][split]) for split in SPLITS
         }
         tokenizer = load_tokenizer(folder / "tokenizer")
-    except (OSError, ValueError, KeyError, TypeError, UserError):
+        if not all(token_file.is_complete() for token_file in splits.values()):
+            return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError):
         return None
-    if not all(token_file.is_complete() for token_file in splits.values()):
-        return None
+    for token_file in splits.values():
+        token_file.check(tokenizer.vocabulary_size)
     return TokenizedCorpus(about["name"], about["fingerprint"], tokenizer, splits, folder)
 
 
@@ -209,19 +256,31 @@ def fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
             "version": _VERSION,
             "text": _content(corpus),
             "form": corpus.form,
-            "tokenizer": asdict(config),
+            "tokenizer": _settings(corpus, config),
         }
     )
 
 
+def _settings(corpus: Corpus, config: TokenizerConfig) -> dict[str, Any]:
+    """As JSON. Settings of older versions, which had no `fit_bytes`, keep their fingerprints."""
+    settings = asdict(config)
+    if config.fit_bytes is None:
+        del settings["fit_bytes"]
+        if config.kind == "bpe" and every_nth(config, corpus) > 1:  # older versions took all of the text
+            settings["every_nth"] = every_nth(config, corpus)
+    return settings
+
+
 def _content(corpus: Corpus) -> dict[str, str]:
-    """A hash of the bytes of each split; it is cached until a file changes its size or time."""
+    """A hash of the bytes of each split; it is cached until a file changes."""
+    paths = {piece.path for pieces in corpus.splits.values() for piece in pieces}
+    stamps = {path: stamp(path) for path in paths}
     seen = [
-        (split, str(piece.path), piece.start, piece.stop, *_stamp(piece.path))
+        (split, str(piece.path), piece.start, piece.stop, *stamps[piece.path])
         for split in corpus.splits
         for piece in corpus.splits[split]
     ]
-    remembered = home() / "content" / f"{_digest(seen)}.json"
+    remembered = _contents() / f"{_digest(seen)}.json"
     try:
         content = json.loads(remembered.read_text(encoding="utf-8"))
         if isinstance(content, dict) and set(content) == set(corpus.splits):
@@ -239,9 +298,8 @@ def _content(corpus: Corpus) -> dict[str, str]:
     return content
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
+def _contents() -> Path:
+    return home() / "content"
 
 
 def _digest(value: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from longspan.data.checksums import remembered
 from longspan.data.tokenizers import Tokenizer, id_type
 from longspan.errors import UserError
 
@@ -42,15 +43,30 @@ class TokenFile:
         size = self.num_tokens * np.dtype(self.dtype).itemsize
         return self.path.is_file() and self.path.stat().st_size == size > 0
 
-    def verify(self) -> None:
-        """Compare with the checksum from when the file was written."""
-        crc = 0
-        for start in range(0, self.num_tokens, 1 << 22):
-            crc = zlib.crc32(self.tokens[start : start + (1 << 22)].data, crc)
+    def check(self, vocabulary_size: int) -> None:
+        """As `verify`, and that every token is in the vocabulary; the file is read once per change."""
+        crc, highest = remembered(self.path, f"tokens {self.dtype}", self._read_all)
         if crc != self.crc32:
-            raise UserError(
-                f"{self.path} is damaged: delete the folder {self.path.parent} and prepare it again"
-            )
+            raise self._damaged("is damaged")
+        if highest >= vocabulary_size:
+            raise self._damaged(f"has the token {highest}, but the vocabulary is 0 to {vocabulary_size - 1}")
+
+    def verify(self) -> None:
+        """Compare every byte with the checksum from when the file was written."""
+        if self._read_all()[0] != self.crc32:
+            raise self._damaged("is damaged")
+
+    def _read_all(self) -> tuple[int, int]:
+        """The CRC-32 and the highest token."""
+        crc = highest = 0
+        for start in range(0, self.num_tokens, 1 << 22):
+            tokens = self.tokens[start : start + (1 << 22)]
+            crc = zlib.crc32(tokens.data, crc)
+            highest = max(highest, int(tokens.max()))
+        return crc, highest
+
+    def _damaged(self, what: str) -> UserError:
+        return UserError(f"{self.path} {what}: delete the folder {self.path.parent} and prepare it again")
 
     def facts(self) -> dict[str, Any]:
         """Everything except the path, as JSON."""

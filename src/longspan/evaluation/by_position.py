@@ -29,7 +29,7 @@ def by_position(nats: Sequence[float], tokens: Sequence[int]) -> tuple[PositionL
     any order and grouping without rounding: parts always sum to exactly the same total.
     """
     total = math.fsum(nats)
-    step = 2.0 ** (math.frexp(total)[1] - 51)
+    step = max(2.0 ** (math.frexp(total)[1] - 51), math.ulp(0.0))  # a total near 0 has no smaller step
     return tuple(
         PositionLoss(
             position, position, count, round(amount / step) * step if math.isfinite(total) else amount

@@ -18,21 +18,23 @@ def held_out(
     tokenizer: Tokenizer,
     settings: TokenizerConfig,
     progress: Callable[[str], None],
+    *,
+    binary: bool = False,
 ) -> TokenFile:
     """The tokens of one split, made once by the tokenizer that the model was trained with.
 
     If it is the training corpus, its token files are used. The corpus may be another one or may have changed,
     so its vocabulary is not learned again: it would differ from the model's. `settings` are those of the
-    tokenizer. The split `whole` is all of a text file.
+    tokenizer. The split `whole` is all of a text file. With `binary` files may hold any bytes.
     """
     if split == WHOLE:
         file = corpora.file_of(corpus)
         if file is None:
             raise UserError(f"{corpus} is not a text file: score its train, valid or test split")
-        return split_tokens(local.whole_file(file), WHOLE, tokenizer, settings, progress)
+        return split_tokens(local.whole_file(file, binary=binary), WHOLE, tokenizer, settings, progress)
     if split not in SPLITS:
         raise UserError(f"there is no split '{split}'{nearest(split, SPLITS)} (one of {', '.join(SPLITS)})")
-    return split_tokens(corpora.find(corpus, progress), split, tokenizer, settings, progress)
+    return split_tokens(corpora.find(corpus, progress, binary=binary), split, tokenizer, settings, progress)
 
 
 def split_to_score(split: str | None, data: str | None) -> str:
@@ -48,4 +50,5 @@ def has_changed(run: RunFolder, progress: Callable[[str], None]) -> bool:
     The text is read only if the size or time of a file has changed.
     """
     data = run.config.data
-    return fingerprint(corpora.find(data.corpus, progress), data.tokenizer) != run.fingerprint
+    corpus = corpora.find(data.corpus, progress, binary=data.binary)
+    return fingerprint(corpus, data.tokenizer) != run.fingerprint

@@ -54,9 +54,14 @@ def read_spans(run: RunFolder) -> SpanHistory:
 def _moment(run: RunFolder, number: int, line: str) -> tuple[int, int, list[list[float]], bool]:
     try:
         moment = json.loads(line)
-        return int(moment["step"]), int(moment["limit"]), moment["spans"], bool(moment.get("dynamic"))
+        step, limit, spans = int(moment["step"]), int(moment["limit"]), moment["spans"]
+        dynamic = bool(moment.get("dynamic"))
+        finite = all(math.isfinite(span) for spans_H in spans for span in spans_H)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"line {number} of {run.spans} is damaged: delete that line") from None
+    if not finite:
+        raise UserError(f"line {number} of {run.spans} has spans that are not finite: delete that line")
+    return step, limit, spans, dynamic
 
 
 def spans_as_text(history: SpanHistory) -> str:

@@ -30,6 +30,12 @@ def compiled(source: Path) -> ctypes.CDLL | None:
     """
     try:
         if not _has_compiler():
+            if platform.system() == "Linux":
+                warnings.warn(
+                    f"there is no C++ compiler '{_compiler()[0]}', and plain torch takes longer: install "
+                    "g++, or name another compiler in CXX",
+                    stacklevel=2,
+                )
             return None
         command = [*_compiler(), *shlex.split(os.environ.get("CXXFLAGS", "")), *OPTIONS]
         made = code_folder() / f"{source.stem}-{_identity(command, source)}.so"

@@ -15,6 +15,7 @@ from longspan.config import RunConfig
 from longspan.data import Tokenizer, load_tokenizer
 from longspan.errors import UserError
 from longspan.files import whole_folder
+from longspan.json_text import to_json
 from longspan.plugins import never_import_from
 from longspan.runs import checkpoint
 from longspan.runs.environment import environment, pick_device
@@ -84,7 +85,7 @@ class RunFolder:
             tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
             checkpoint.save(run.checkpoint("best"), tensors, facts)
             if spans is not None:
-                run.spans.write_text(json.dumps(spans) + "\n", encoding="utf-8")
+                run.spans.write_text(to_json(spans) + "\n", encoding="utf-8")
             for entry in run.path.iterdir():
                 entry.rename(partial / entry.name)
             run.path.rmdir()

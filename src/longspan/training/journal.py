@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from longspan.json_text import to_json
 from longspan.runs.no_links import open_to_append
 
 
@@ -24,7 +24,7 @@ class Journal:
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append one line and flush it to the operating system."""
-        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        self._file.write(to_json(line).encode() + b"\n")
         self._file.flush()
 
     def sync(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -69,6 +70,7 @@ def train(
     if config.training.logger == "wandb":
         find_wandb()
     with RunLog(reporter or Reporter()) as log, cpu_threads(config.training.threads):
+        _warn_of_long_warmups(config)
         corpus: TokenizedCorpus | GivenTokens
         if given is None:
             config, tokenizer = initial_weights.with_tokenizer(init, config, log)
@@ -223,6 +225,16 @@ def _with_absolute_corpus(config: RunConfig) -> RunConfig:
     if not config.data.corpus:
         return config
     return replace(config, data=replace(config.data, corpus=corpora.anchored(config.data.corpus)))
+
+
+def _warn_of_long_warmups(config: RunConfig) -> None:
+    for stage in config.stage:
+        if stage.steps is not None and stage.warmup_steps > stage.steps:
+            warnings.warn(
+                f"the warm-up of stage '{stage.name}' is longer than the stage ({stage.warmup_steps:,} of "
+                f"{stage.steps:,} steps): the learning rate never reaches {stage.learning_rate:g}",
+                stacklevel=3,
+            )
 
 
 def _check_fits(config: RunConfig, corpus: TokenizedCorpus | GivenTokens) -> None:

@@ -6,6 +6,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 
+from longspan.runs.no_links import open_to_append
 from longspan.training.reporter import Reporter
 
 
@@ -37,7 +38,7 @@ class RunLog(Reporter):
 
     def open(self, path: Path) -> None:
         """Append the lines so far and all that follow to the file `path`."""
-        self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
+        self._file = TextIOWrapper(open_to_append(path), encoding="utf-8", errors="backslashreplace")
         for line in self._waiting:
             self.note(line)
         self._waiting = []

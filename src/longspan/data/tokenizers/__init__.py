@@ -41,6 +41,8 @@ def check_settings(config: TokenizerConfig) -> None:
         raise UserError(f"the {config.kind} tokenizer does not turn text to lower case: drop lowercase")
     if config.order != TokenizerConfig().order and "order" not in options:
         raise UserError(f"the {config.kind} tokenizer has a fixed order: drop order")
+    if config.fit_bytes is not None and "fit_bytes" not in options:
+        raise UserError(f"the {config.kind} tokenizer reads all of the text: drop fit_bytes")
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

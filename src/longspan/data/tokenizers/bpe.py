@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from longspan.config import TokenizerConfig
 from longspan.data.corpus import Corpus
 from longspan.data.text import decoded, lines, readable, whole_lines
+from longspan.data.tokenizers.fitting import every_nth, fit_texts, learn
 from longspan.data.tokenizers.interface import Ids, Tokenizer
 
 _MODEL = "bpe.json"
@@ -30,22 +31,11 @@ class BpeTokenizer(Tokenizer):
     @staticmethod
     def fit(config: TokenizerConfig, corpus: Corpus) -> BpeTokenizer:
         assert config.vocabulary_size is not None  # checked by `check_settings`
-        model = tokenizers.Tokenizer(models.BPE())
-        model.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split("\n", "merged_with_previous"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False),
-            ]
-        )
-        model.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=config.vocabulary_size,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        )
-        texts = whole_lines(decoded(corpus.read("train"), lowercase=config.lowercase))
-        model.train_from_iterator(map(readable, texts), trainer)
-        return BpeTokenizer(model, lowercase=config.lowercase)
+        texts, every = fit_texts(config, corpus), every_nth(config, corpus)
+        if every > 1:
+            texts = islice((line for text in texts for line in lines(text)), 0, None, every)
+        model = learn("bpe", corpus, texts, {"vocab_size": config.vocabulary_size})
+        return BpeTokenizer(tokenizers.Tokenizer.from_buffer(model), lowercase=config.lowercase)
 
     @property
     def vocabulary_size(self) -> int:

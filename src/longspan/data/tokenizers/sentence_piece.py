@@ -7,8 +7,6 @@ piece, and pieces never cross lines.
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -20,13 +18,12 @@ import sentencepiece
 from longspan.config import TokenizerConfig
 from longspan.data.corpus import Corpus
 from longspan.data.text import decoded, lines, readable, whole_lines
+from longspan.data.tokenizers.fitting import every_nth, fit_texts, learn
 from longspan.data.tokenizers.interface import Ids, Tokenizer
-from longspan.errors import UserError
 
 _MODEL = "sentencepiece.model"
-_SAMPLE_BYTES = 32 << 20  # the trainer needs its text in memory: of longer texts it gets every n-th line
 _LONGEST = 4096  # the most characters of a line for the trainer
-_SOURCE = re.compile(r"^.*\.cc\(\d+\) \[.*\] ?")  # the C++ source location in an error message
+_LONG_WORD_BYTES = 100_000  # of words without end, about so much: their time grows fast
 _BLANK = "\u2581"  # how SentencePiece writes a blank
 
 
@@ -122,33 +119,24 @@ class DefaultSentencePieceTokenizer(SentencePieceTokenizer):
 
 def _learned(config: TokenizerConfig, corpus: Corpus, **settings: Any) -> bytes:
     """Train a SentencePiece model on a corpus; the serialized model."""
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_sample(corpus, config.lowercase),
-            model_writer=model,
-            vocab_size=config.vocabulary_size,
-            hard_vocab_limit=False,
-            max_sentence_length=4 * _LONGEST,
-            num_threads=1,  # the same pieces on every machine
-            minloglevel=2,
+    texts = fit_texts(config, corpus, long_words=_LONG_WORD_BYTES)
+    return learn(
+        "sentencepiece",
+        corpus,
+        islice(_pieces(texts), 0, None, every_nth(config, corpus)),
+        {
+            "vocab_size": config.vocabulary_size,
+            "hard_vocab_limit": False,
+            "max_sentence_length": 4 * _LONGEST,
+            "num_threads": 1,  # the same pieces on every machine
+            "minloglevel": 2,
             **settings,
-        )
-    except RuntimeError as problem:
-        reason = _SOURCE.sub("", " ".join(str(problem).split())) or "no reason given"
-        raise UserError(
-            f"sentencepiece could not learn {config.vocabulary_size} pieces from {corpus.name}: {reason}"
-        ) from None
-    return model.getvalue()
+        },
+    )
 
 
-def _sample(corpus: Corpus, lowercase: bool) -> Iterator[str]:
-    every = 1 + corpus.size("train") // _SAMPLE_BYTES
-    texts = whole_lines(decoded(corpus.read("train"), lowercase=lowercase))
-    return islice((piece for text in texts for piece in _pieces(readable(text))), 0, None, every)
-
-
-def _pieces(text: str) -> Iterator[str]:
-    for line in text.split("\n"):
-        for start in range(0, len(line), _LONGEST):
-            yield line[start : start + _LONGEST]
+def _pieces(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        for line in text.split("\n"):
+            for start in range(0, len(line), _LONGEST):
+                yield line[start : start + _LONGEST]
