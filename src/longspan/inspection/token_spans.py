@@ -93,9 +93,7 @@ def draw_token_spans(name: str, pieces: Sequence[bytes], spans_LHT: Tensor, path
             vmax=max(float(spans_LHT.max()), 1.0),
         )
         axes.set_ylabel("layer")
-        axes.set_yticks(
-            num_heads * (np.arange(num_layers) + 0.5) - 0.5, [*map(str, range(1, num_layers + 1))]
-        )
+        axes.set_yticks(middles, names)
         for layer in range(1, num_layers):
             axes.axhline(layer * num_heads - 0.5, color="white", linewidth=0.8)
         if labelled:
