@@ -91,11 +91,15 @@ def test_every_longspan_command_in_order_and_then_the_python(reader, monkeypatch
             words += SHORT
         if words[0] == "eval":
             words += ["--max-tokens", "500"]
+        if words[0] == "attention":
+            words += ["--tokens", "300"]
         if words[0] == "generate":
             words += ["--tokens", "5"]
         output = run(longspan(words), reader, monkeypatch)
         assert output.strip(), command
     assert (reader / "runs" / "quickstart" / "spans.png").is_file()
+    assert (reader / "attention.png").is_file()
+    assert (reader / "runs" / "tuned" / "init.json").is_file()
     assert (reader / "runs" / "mine" / "checkpoints" / "last.safetensors").is_file()
 
     (program,) = blocks("python")

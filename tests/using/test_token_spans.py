@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import longspan
 from longspan.cli import main
 from longspan.config import RunConfig
 from longspan.errors import UserError
 from longspan.inspection import read_spans, spans_as_text
+from longspan.inspection.token_spans import PER_ROW, draw_token_spans
 from longspan.layers.dynamic_span import DynamicSpan
 from longspan.models import build
 from longspan.runs import RunFolder, checkpoint
@@ -92,6 +94,24 @@ def test_commands(run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "--text FILE" in capsys.readouterr().out
     assert main(["spans", str(run.path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["spans"] == [[5, 7], [5.5, 7]]
+
+
+def test_the_picture_breaks_a_text_into_rows(tmp_path: Path) -> None:
+    def size(tokens: int) -> tuple[int, int]:
+        draw_token_spans(
+            "tiny", [b"$"] * tokens, torch.arange(4.0 * tokens).view(2, 2, -1), tmp_path / "rows.png"
+        )
+        with Image.open(tmp_path / "rows.png") as picture:
+            return picture.size
+
+    (width, height), (same, two_rows), (_, unlabelled) = (
+        size(PER_ROW),
+        size(PER_ROW + 1),
+        size(6 * PER_ROW + 1),
+    )
+    assert width == same > size(40)[0]
+    assert two_rows > 1.5 * height
+    assert unlabelled == height
 
 
 @pytest.mark.parametrize(

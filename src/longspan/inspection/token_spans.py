@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
     from longspan.models.interface import LanguageModel
 
-LABELLED = 120
-"""Up to this many tokens the figure shows their text."""
+PER_ROW, MOST_ROWS = 120, 6
+"""Tokens in a row of the figure, and the rows up to which it shows their text."""
 
 LINES = 200
 """Tokens that are printed."""
@@ -63,25 +64,45 @@ def token_spans_as_text(pieces: Sequence[bytes], spans_LHT: Tensor) -> str:
 
 
 def draw_token_spans(name: str, pieces: Sequence[bytes], spans_LHT: Tensor, path: Path) -> None:
-    """Write the picture as PNG: tokens across, heads of all layers down, the colour is the span."""
+    """Write the picture as PNG: tokens across, heads of all layers down, the colour is the span.
+
+    The text is broken into rows of `PER_ROW` tokens, with their text below. Beyond `MOST_ROWS` rows it is one
+    long row without text.
+    """
     num_layers, num_heads, count = spans_LHT.shape
-    size = (min(30.0, max(8.0, 0.14 * count)), min(30.0, max(3.0, 0.16 * num_layers * num_heads + 1.5)))
+    labelled = count <= MOST_ROWS * PER_ROW
+    width = min(count, PER_ROW) if labelled else count
+    num_rows = math.ceil(count / width)
+    padded_XT = np.full((num_layers * num_heads, num_rows * width), np.nan)
+    padded_XT[:, :count] = spans_LHT.flatten(0, 1).cpu().numpy()
+    height = min(30.0 / num_rows, max(2.0, 0.1 * num_layers * num_heads) + 0.5)
+    size = (min(18.0, max(8.0, 0.14 * width + 1.5)), num_rows * height + 0.7)
     figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots()
-    picture = axes.imshow(
-        spans_LHT.flatten(0, 1).cpu().numpy(), aspect="auto", interpolation="nearest", cmap="viridis", vmin=0
-    )
-    figure.colorbar(picture, label="span in tokens")
-    axes.set_title(f"{name}: how far each head looks back at each token", loc="left", fontsize=11)
-    axes.set_ylabel("layer (rows are its heads)")
-    axes.set_yticks(num_heads * (np.arange(num_layers) + 0.5) - 0.5, [*map(str, range(1, num_layers + 1))])
-    for layer in range(1, num_layers):
-        axes.axhline(layer * num_heads - 0.5, color="white", linewidth=0.8)
-    axes.set_xlabel("token")
-    if count <= LABELLED:
-        axes.set_xticks(range(count), [_label(piece) for piece in pieces], fontsize=7, parse_math=False)
+    figure.suptitle(f"{name}: how far each head looks back at each token", fontsize=13)
+    middles = num_heads * (np.arange(num_layers) + 0.5) - 0.5
+    names = [str(layer + 1) for layer in range(num_layers)]
+    panels = figure.subplots(num_rows, squeeze=False)[:, 0]
+    for row, axes in enumerate(panels):
+        first = row * width
+        picture = axes.imshow(
+            padded_XT[:, first : first + width],
+            aspect="auto",
+            interpolation="nearest",
+            cmap="viridis",
+            vmin=0,
+            vmax=max(float(spans_LHT.max()), 1.0),
+        )
+        axes.set_ylabel("layer")
+        axes.set_yticks(middles, names)
+        for layer in range(1, num_layers):
+            axes.axhline(layer * num_heads - 0.5, color="white", linewidth=0.8)
+        if labelled:
+            labels = [_label(piece) for piece in pieces[first : first + width]]
+            axes.set_xticks(range(len(labels)), labels, fontsize=8, parse_math=False)
+    panels[-1].set_xlabel("tokens; the rows of a layer are its heads")
+    figure.colorbar(picture, ax=panels, label="span in tokens", fraction=0.02, pad=0.01)
     with whole_file(path) as partial:
-        figure.savefig(partial, format="png", dpi=150)
+        figure.savefig(partial, format="png", dpi=110)
 
 
 def _label(piece: bytes) -> str:
