@@ -40,9 +40,9 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"the picture is a PNG file: --out must end in .png, not {picture.name}")
     if picture is not None and picture.exists():
         raise UserError(f"{picture} exists already: give --out another name")
-    show(folder, picture)
-    if args.freeze:
+    if args.freeze:  # before drawing: it may fail
         freeze(folder, Path(args.freeze))
+    show(folder, picture)
 
 
 def freeze(folder: RunFolder, out: Path) -> None:
