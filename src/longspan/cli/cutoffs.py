@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from longspan.output.product_time import ProductTime
 
 WIDTH, TOKENS, DEVICE = 512, 8192, "auto"
+LONGEST_COUNT = (
+    100  # characters; a longer line is no count, and a device such as /dev/zero is one endless line
+)
 
 
 def register(subparsers: Any) -> None:
@@ -126,17 +130,23 @@ def _counts(args: argparse.Namespace) -> list[int]:
 
 def _read_counts(path: Path) -> list[int]:
     try:
-        lines = path.read_bytes().splitlines()
+        with path.open("rb") as file:
+            return _parsed_counts(path, iter(lambda: file.readline(LONGEST_COUNT), b""))
     except FileNotFoundError:
         raise UserError(f"there is no file {path}: give --counts a file with one count per line") from None
     except IsADirectoryError:
         raise UserError(f"{path} is a folder: give --counts a file with one count per line") from None
+
+
+def _parsed_counts(path: Path, lines: Iterable[bytes]) -> list[int]:
     counts = []
     for number, line in enumerate(lines, start=1):
         try:
+            if len(line) == LONGEST_COUNT:
+                raise ValueError
             counts.append(int(line))
         except ValueError:
-            shown = line[:40].decode("utf-8", "replace")
+            shown = line.strip()[:40].decode("utf-8", "replace")
             raise UserError(
                 f"{path}, line {number}: '{shown}' is not a count: write one whole number per line"
             ) from None

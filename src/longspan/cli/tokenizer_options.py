@@ -31,7 +31,7 @@ def given_tokenizer_options(args: argparse.Namespace) -> list[str]:
 
 def tokenizer_config(args: argparse.Namespace) -> TokenizerConfig:
     table = {
-        "kind": args.tokenizer or args.default_tokenizer,
+        "kind": args.default_tokenizer if args.tokenizer is None else args.tokenizer,
         "lowercase": args.lowercase,
         "order": args.order or "frequency",
     }

@@ -151,6 +151,8 @@ def add(name: str, place: Path) -> Path:
     place = place.expanduser().absolute()
     if name in CORPORA:
         raise UserError(f"'{name}' is a corpus that comes with longspan or a plugin: choose another name")
+    if not name.isprintable():
+        raise UserError(f"'{name}' has characters that cannot be printed: choose a name such as 'novels'")
     if not name or "/" in name or Path(name).exists():
         raise UserError(f"'{name}' looks like a path: choose a name such as 'novels'")
     local.from_path(place)  # errors appear now, not when a training starts
