@@ -17,7 +17,7 @@ def registered() -> dict[str, Path]:
         return {name: Path(place) for name, place in json.loads(path.read_text(encoding="utf-8")).items()}
     except FileNotFoundError:
         return {}
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         raise UserError(f"{path} is damaged: correct it, or delete it and add your corpora again") from None
 
 

@@ -1,6 +1,7 @@
 """Refuse a model that is larger than the memory of this machine before any of it is allocated.
 
-Without this check a large model fills the memory for minutes, at the expense of other programs, and then fails.
+Without this check a large model fills the memory for minutes, at the expense of other programs, and then
+fails.
 """
 
 from __future__ import annotations
