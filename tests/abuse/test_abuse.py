@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,32 +15,13 @@ from typing import Any
 import pytest
 
 from longspan.cli import main
-from tests.abuse import workplace
+from tests.abuse.general_mistakes import COMMANDS
 from tests.abuse.mistake import Mistake
 from tests.abuse.table import MISTAKES, STATUS_TODAY, WAITING
 
 CACHES = ("tokens", "content")
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The working folder `work`, and `home` beside it, which is LONGSPAN_HOME."""
-    folder = tmp_path_factory.mktemp("abuse")
-    (folder / "work").mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder / "work")
-        patch.setenv("LONGSPAN_HOME", str(folder / "home"))
-        workplace.build(folder / "work")
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def _there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder / "work")
-    monkeypatch.setenv("LONGSPAN_HOME", str(folder / "home"))
-    monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115  (closed with the process)
 
 
 def cases() -> Iterator[Any]:
@@ -50,12 +32,14 @@ def cases() -> Iterator[Any]:
         yield pytest.param(mistake, id=mistake.name, marks=waits)
 
 
-@pytest.mark.parametrize("mistake", cases())
+@pytest.mark.parametrize("mistake", list(cases()))
 def test_a_mistake_is_one_line_and_writes_nothing(
-    mistake: Mistake, folder: Path, capfd: pytest.CaptureFixture[str]
+    mistake: Mistake, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = dict(snapshot(folder))
-    status = main(mistake.words)
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        status = main(mistake.words)
     said = capfd.readouterr().err
     assert dict(snapshot(folder)) == before
     check(mistake, status, said)
@@ -80,3 +64,10 @@ def snapshot(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
         for name in (*folders, *files):
             facts = os.lstat(os.path.join(here, name))
             yield os.path.join(here, name), (facts.st_size, facts.st_mtime_ns)
+
+
+def test_the_table_is_large_and_covers_every_subcommand() -> None:
+    assert len(MISTAKES) == len(set(MISTAKES)) >= 250
+    used = Counter(mistake.words[0] for mistake in MISTAKES)
+    assert all(used[command] >= 10 for command, *_ in COMMANDS.values())
+    assert WAITING.keys() <= {mistake.name for mistake in MISTAKES}
