@@ -70,3 +70,8 @@ register_corpus(
     f"{_CORPORA}:wikitext_103",
     about="good Wikipedia articles, 103 million words, rare ones <unk>",
 )
+register_corpus(
+    "ptb",
+    f"{_CORPORA}:ptb",
+    about="the Penn Treebank as Mikolov prepared it: 1 million words of news, rare ones <unk>",
+)

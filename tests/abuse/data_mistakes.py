@@ -50,8 +50,8 @@ MISTAKES = [
     ),
     failure("data info pipe", "pipe is not a regular file"),
     failure("data add mine /dev/zero", "/dev/zero is not a regular file"),
-    failure("cutoffs --counts /dev/zero --clusters 2", "line 1: .* is not a count"),
-    failure("cutoffs --counts /dev/null --clusters 2", "is empty"),
+    failure("cutoffs --counts /dev/zero --clusters 2", "/dev/zero is a device"),
+    failure("cutoffs --counts /dev/null --clusters 2", "/dev/null is a device"),
     # cutoffs
     usage("cutoffs --clusters 2", "give either a corpus or --counts"),
     usage("cutoffs text.txt --counts counts.txt --clusters 2", "give either a corpus or --counts"),

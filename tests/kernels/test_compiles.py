@@ -16,8 +16,8 @@ from longspan.kernels import gemv, post_norm
 from longspan.kernels.span_attention import decode_gpu, relative_bias
 
 POINTERS = {"HEADS": "*i64", "COUNTS": "*i64", "SEED": "*i32"}
-POINTERS |= dict.fromkeys(("MASK", "SUMS", "FOUND", "STATS"), "*fp32")
-NUMBERS = ("scale", "keep_scale", "epsilon")
+POINTERS |= dict.fromkeys(("SPANS", "SUMS", "FOUND", "STATS"), "*fp32")
+NUMBERS = ("scale", "keep_scale", "epsilon", "ramp")
 
 def build(kernel, **constants):
     kinds = {}
@@ -53,7 +53,7 @@ given += ("HAS_PERSISTENT", "HAS_FILLED")
 everything = dict.fromkeys(given, True)
 build(decode_gpu._part_kernel, BN=64, FIRST=0, **everything, **sizes)
 nothing = dict.fromkeys(given, False) | dict.fromkeys(
-    ("MASK", "POSITION_KEYS", "CONTENT_BIAS", "POSITION_BIAS", "PERSISTENT_K", "PERSISTENT_V")
+    ("SPANS", "POSITION_KEYS", "CONTENT_BIAS", "POSITION_BIAS", "PERSISTENT_K", "PERSISTENT_V")
 )
 build(decode_gpu._part_kernel, BN=64, FIRST=1, **nothing, **sizes)
 """

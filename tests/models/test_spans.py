@@ -27,7 +27,7 @@ class TestLimits:
         span = LearnedSpan(4, 640, limit_shortest=10, ramp=1, start=0.5)
         assert span.limits == (10, 40, 160, 640)
         assert span.caps == (12, 42, 162, 640)  # with the ramp, and one beyond
-        torch.testing.assert_close(span.spans_H().detach(), torch.tensor([5.0, 20.0, 80.0, 320.0]))
+        torch.testing.assert_close(span().detach(), torch.tensor([5.0, 20.0, 80.0, 320.0]))
         assert span.sizes_H().tolist() == [6, 21, 81, 321]
         assert span.windows == (16, 32, 96, 352)  # the sizes follow before the first update
         with torch.no_grad():

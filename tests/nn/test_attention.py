@@ -12,7 +12,14 @@ from torch.nn import functional as F
 
 from longspan.errors import UserError
 from longspan.kernels.span_attention import AttentionContext, reference
-from longspan.nn import LearnedDistanceKeys, LearnedSpan, PersistentMemory, SinusoidDistances, span_attention
+from longspan.nn import (
+    DynamicSpan,
+    LearnedDistanceKeys,
+    LearnedSpan,
+    PersistentMemory,
+    SinusoidDistances,
+    span_attention,
+)
 
 from .plain import every_weight_learns, round_trips
 
@@ -43,8 +50,7 @@ def loops(tensors: dict[str, Tensor], **options: Any) -> Tensor:
             persistent=None
             if persistent[0] is None or persistent[1] is None
             else (persistent[0], persistent[1]),
-            spans_H=part("spans"),
-            **options,
+            **{"spans": part("spans"), **options},
         )
         outs.append(reference.span_attention(q, k, v, context))
     return torch.cat(outs, dim=1)
@@ -245,3 +251,39 @@ def test_in_a_sequential_model() -> None:
     changed[:, 20] = (changed[:, 20] + 1) % 11
     assert torch.equal(model(tokens)[:, :20], model(changed)[:, :20])  # nothing sees the future
     assert not torch.equal(model(tokens)[:, 21], model(changed)[:, 21])
+
+
+def test_spans_of_every_query() -> None:
+    """Heads of different windows are computed in another order: each keeps its own spans."""
+    torch.manual_seed(3)
+    span = DynamicSpan(12, H, 150, ramp=4, start=0.1).double()
+    nn.init.normal_(span.direction_HD)
+    x_BTD, windows = leaf(B, T, 12), [300, 160, 300]
+    tensors = {name: leaf(B, H, T, K) for name in ("q", "k", "v")}
+    tensors |= {name: leaf(B, H, M, K) for name in ("past_k", "past_v")}
+    past = tensors["past_k"], tensors["past_v"]
+    qkv = (tensors[name] for name in ("q", "k", "v"))
+    found = span_attention(*qkv, window=windows, past=past, spans=span(x_BTD), ramp=span.ramp)
+    spans_BHT = span(x_BTD)
+    expected = torch.cat(
+        [
+            loops(
+                {name: tensor[b : b + 1, h : h + 1] for name, tensor in tensors.items()},
+                windows=[windows[h]],
+                spans=spans_BHT[b : b + 1, h : h + 1],
+                ramp=4,
+            )
+            for b in range(B)
+            for h in range(H)
+        ]
+    ).view(B, H, T, K)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+    leaves = [x_BTD, span.direction_HD, span.bias_H]
+    for gradient, wanted in zip(
+        torch.autograd.grad(found.sin().sum(), leaves),
+        torch.autograd.grad(expected.sin().sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-7)
+    penalty = DynamicSpan(12, H, 150, penalty=0.5).penalty(torch.full((B, H, T), 3.0))
+    assert penalty.item() == 1.5

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tarfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import pooch
 
@@ -23,10 +26,10 @@ _MEGABYTE = 1_000_000
 
 @dataclass(frozen=True)
 class Archive:
-    """A zip file, its URLs, and the files to extract from it."""
+    """A zip or tar file, its URLs, and the files to extract from it."""
 
     name: str
-    checksum: str  # "sha256:..." or "md5:...", of the zip file
+    checksum: str  # "sha256:..." or "md5:...", of the archive
     urls: tuple[str, ...]
     members: Mapping[str, str]  # path in the archive -> name after unpacking
 
@@ -40,12 +43,30 @@ def unpacked(archive: Archive, folder: Path, downloads: Path, progress: Progress
     if not folder.is_dir():
         source = _fetched(archive, downloads, progress)
         progress(f"unpacking {archive.name}")
-        with zipfile.ZipFile(source) as zipped, whole_folder(folder, first_wins=True) as partial:
+        with _members(source) as open_member, whole_folder(folder, first_wins=True) as partial:
             for member, name in archive.members.items():
-                with zipped.open(member) as packed, (partial / name).open("xb") as file:
+                with open_member(member) as packed, (partial / name).open("xb") as file:
                     while chunk := packed.read(1 << 20):
                         file.write(chunk)
     return folder
+
+
+@contextmanager
+def _members(source: Path) -> Iterator[Callable[[str], IO[bytes]]]:
+    """A function that opens a file of the archive. Paths in the archive are never used to write."""
+    if zipfile.is_zipfile(source):
+        with zipfile.ZipFile(source) as zipped:
+            yield zipped.open
+        return
+    with tarfile.open(source) as tar:
+
+        def open_member(name: str) -> IO[bytes]:
+            packed = tar.extractfile(name)
+            if packed is None:
+                raise UserError(f"'{name}' in {source} is not a regular file")
+            return packed
+
+        yield open_member
 
 
 def _fetched(archive: Archive, downloads: Path, progress: Progress) -> Path:

@@ -40,6 +40,7 @@ class ShaRnn(Translation):
         "num_max_positions": int,
         "dropouth": float,
         "dropouti": float,
+        "wdrop": float,
         "tie_weights": bool,
         "splits": tuple[int, ...],
     }
@@ -78,6 +79,7 @@ class ShaRnn(Translation):
             memory_length=options.get("num_max_positions", 5000),
             dropout=options.get("dropouth", 0.0),
             embedding_dropout=options.get("dropouti", 0.0),
+            weight_drop=options.get("wdrop", 0.0),
             tied=options.get("tie_weights", equal(tensors, TIED)),
             splits=splits,
         )

@@ -1,8 +1,8 @@
-"""Where a head may look: a fixed window or a learned span.
+"""Where a head may look: a fixed window or a learned span. `dynamic_span.py` has spans that follow the input.
 
 A span module says how far each head must be computed now (`windows_for`) and how far it may ever look
-(`caps`), how much must be remembered (`memory_length`), and which soft edge the kernel applies (`spans_H`,
-`ramp`). All but the last are plain integers. After every update they are copied to the host asynchronously;
+(`caps`), how much must be remembered (`memory_length`), and which soft edge the kernel applies (`spans_for`,
+`ramp`). All but the spans are plain integers. After every update they are copied to the host asynchronously;
 the first reader synchronises.
 """
 
@@ -52,8 +52,11 @@ class Span(nn.Module, ABC):
         """How many positions before the block must be remembered now."""
 
     @abstractmethod
-    def spans_H(self) -> Tensor | None:
-        """The learned spans in tokens, without the ramp; None without a soft edge."""
+    def spans_for(self, x_BTD: Tensor) -> Tensor | None:
+        """Spans in tokens, without the ramp: [H], or [B, H, T] if they depend on x; None without a soft edge.
+
+        x is the input of the attention layer.
+        """
 
 
 class FixedSpan(Span):
@@ -82,7 +85,7 @@ class FixedSpan(Span):
     def memory_length(self) -> int:
         return max(self._windows)
 
-    def spans_H(self) -> Tensor | None:
+    def spans_for(self, x_BTD: Tensor) -> None:
         return None
 
 
@@ -105,18 +108,69 @@ class WholeMemory(Span):
     def memory_length(self) -> int:
         return self._memory_length
 
-    def spans_H(self) -> Tensor | None:
+    def spans_for(self, x_BTD: Tensor) -> None:
         return None
 
 
-class LearnedSpan(Span):
+class PenalisedSpan(Span):
+    """Spans that are penalised: a loss per token of mean span.
+
+    A penalty that ramps in counts the updates in a tensor, saved with the weights, so that a resumed run
+    continues the ramp.
+    """
+
+    is_soft = True
+    updates: Tensor | None
+
+    def __init__(
+        self,
+        num_heads: int,
+        limit: int,
+        *,
+        ramp: int,
+        start: float,
+        penalty: float,
+        penalty_from: int,
+        penalty_full: int,
+        softmax_over: Literal["head", "layer"],
+        renormalise: bool,
+    ) -> None:
+        super().__init__()
+        if min(num_heads, limit, ramp) < 1 or not 0.0 <= start <= 1.0:
+            raise UserError("num_heads, limit and ramp must be at least 1, and start between 0 and 1")
+        self.limit = limit
+        self.ramp = ramp
+        self.renormalise = renormalise
+        self.penalty_weight = penalty
+        self.windows_follow_spans = softmax_over == "head"
+        self._num_heads = num_heads
+        self._free = penalty_from
+        self._growth = max(0, penalty_full - penalty_from) + 1
+        grows = penalty_from or penalty_full
+        self.register_buffer("updates", torch.zeros((), dtype=torch.long) if grows else None)
+
+    def after_update(self) -> None:
+        if self.updates is not None:
+            self.updates += 1
+
+    def ramped_in(self, penalty: Tensor) -> Tensor:
+        """The part of a penalty that counts now."""
+        if self.updates is None:
+            return penalty
+        return penalty * ((self.updates + 1 - self._free) / self._growth).clamp(0, 1)
+
+    def sizes_of(self, spans: Tensor) -> Tensor:
+        """How many tokens heads can see that have these spans, the ramp included."""
+        return spans.ceil().add(self.ramp).clamp(max=self.limit)
+
+
+class LearnedSpan(PenalisedSpan):
     """Adaptive attention span (Sukhbaatar et al., 2019, section 3): head h sees about z_h * limit_h tokens.
 
     z in [0, 1] is learned; `fraction_H` holds one of each head, or a single one that the layer's heads share.
     The limit is the same for all heads, or grows geometrically from the first head to the last.
-    The penalty is loss per token of mean span. A penalty that ramps in counts the updates in a tensor,
-    saved with the weights, so that a resumed run continues the ramp. Hooks compute the spans of all layers
-    at once: one by one they would be a hundred small operations per step.
+    Hooks compute the spans of all layers at once: one by one they would be a hundred small operations per
+    step.
 
     The arguments are the options of `SpanConfig`. In a model and a loop of your own:
 
@@ -128,9 +182,6 @@ class LearnedSpan(Span):
     | `span.penalty()` | add it to the loss |
     | `span.clamp_()` | after every optimizer step; the windows follow the spans only then |
     """
-
-    is_soft = True
-    updates: Tensor | None
 
     def __init__(
         self,
@@ -148,26 +199,24 @@ class LearnedSpan(Span):
         softmax_over: Literal["head", "layer"] = "head",
         renormalise: bool = True,
     ) -> None:
-        super().__init__()
-        if min(num_heads, limit, ramp) < 1 or not 0.0 <= start <= 1.0:
-            raise UserError("num_heads, limit and ramp must be at least 1, and start between 0 and 1")
-        self.limit = limit
-        self.ramp = ramp
-        self.renormalise = renormalise
-        self.penalty_weight = penalty
+        super().__init__(
+            num_heads,
+            limit,
+            ramp=ramp,
+            start=start,
+            penalty=penalty,
+            penalty_from=penalty_from,
+            penalty_full=penalty_full,
+            softmax_over=softmax_over,
+            renormalise=renormalise,
+        )
         self._full_memory = memory == "full"
         self._over_layer = softmax_over == "layer"
-        self.windows_follow_spans = not self._over_layer
-        self._num_heads = num_heads
         self._copy: _SizesCopy | None = None
         self.limits = _limits(num_heads, limit, limit_shortest)
         own = num_heads if per == "head" else 1
         self.fraction_H = nn.Parameter(torch.full((own,), float(start)))
         self.set_fractions([start] * num_heads)
-        self._free = penalty_from
-        self._growth = max(0, penalty_full - penalty_from) + 1
-        grows = penalty_from or penalty_full
-        self.register_buffer("updates", torch.zeros((), dtype=torch.long) if grows else None)
 
     @classmethod
     def from_config(cls, config: SpanConfig, num_heads: int) -> LearnedSpan:
@@ -236,16 +285,12 @@ class LearnedSpan(Span):
         """z of each head."""
         return self.fraction_H.expand(self._num_heads)
 
-    def spans_H(self) -> Tensor | None:
+    def spans_for(self, x_BTD: Tensor) -> Tensor:
         return self.forward()
 
     @staticmethod
     def penalties_of(spans: Sequence[LearnedSpan]) -> dict[str, Tensor]:
         return {"span": span_penalty(spans)}
-
-    def after_update(self) -> None:
-        if self.updates is not None:
-            self.updates += 1
 
     @staticmethod
     def refresh_of(spans: Sequence[LearnedSpan]) -> None:
@@ -271,8 +316,7 @@ class LearnedSpan(Span):
 
     def sizes_H(self) -> Tensor:
         """How many tokens each head can see, the ramp included."""
-        tokens_H = self._in_tokens(self.fractions_H().detach().double())
-        return tokens_H.ceil().add(self.ramp).clamp(max=self.limit)
+        return self.sizes_of(self._in_tokens(self.fractions_H().detach().double()))
 
     def _in_tokens(self, fractions_H: Tensor) -> Tensor:
         if min(self.limits) == self.limit:
@@ -332,10 +376,7 @@ def span_penalty(spans: Sequence[LearnedSpan]) -> Tensor:
 def _penalty_of_alike(spans: Sequence[LearnedSpan]) -> Tensor:
     any_of_them = spans[0]
     tokens_LH = any_of_them._in_tokens(torch.stack([span.fractions_H() for span in spans]))
-    whole = any_of_them.penalty_weight * tokens_LH.mean(dim=1).sum()
-    if any_of_them.updates is None:
-        return whole
-    return whole * ((any_of_them.updates + 1 - any_of_them._free) / any_of_them._growth).clamp(0, 1)
+    return any_of_them.ramped_in(any_of_them.penalty_weight * tokens_LH.mean(dim=1).sum())
 
 
 def clamp_and_read(spans: Sequence[LearnedSpan]) -> None:
@@ -382,9 +423,3 @@ def _limits(num_heads: int, limit: int, shortest: int | None) -> tuple[int, ...]
     """shortest (limit / shortest)^(h / (H - 1)) for head h of H."""
     ratio = 1.0 if shortest is None else (limit / shortest) ** (1 / max(1, num_heads - 1))
     return tuple(round(limit / ratio**steps) for steps in reversed(range(num_heads)))
-
-
-def build_span(config: SpanConfig, num_heads: int) -> Span:
-    if config.kind == "learned":
-        return LearnedSpan.from_config(config, num_heads)
-    return FixedSpan(num_heads, config.limit)

@@ -3,6 +3,7 @@
 | part | meaning |
 |---|---|
 | `LearnedSpan` | how far back each head looks, learned |
+| `DynamicSpan` | how far back each head looks at each token, computed from the layer's input |
 | `span_attention` | attention over spans, with memory, distance keys and persistent vectors |
 | `PersistentMemory` | learned keys and values that every query sees |
 | `LearnedDistanceKeys` | relative positions: one learned key per distance |
@@ -16,6 +17,7 @@
 docs/nn.md has signatures and snippets. The optimizers are in `longspan.optim`.
 """
 
+from longspan.layers.dynamic_span import DynamicSpan
 from longspan.layers.embeddings import AdaptiveEmbedding
 from longspan.layers.persistent_memory import PersistentMemory
 from longspan.layers.positions import LearnedDistanceKeys, SinusoidDistances
@@ -30,6 +32,7 @@ __all__ = [
     "AdaptiveEmbedding",
     "AdaptiveSoftmaxHead",
     "Boom",
+    "DynamicSpan",
     "LearnedDistanceKeys",
     "LearnedSpan",
     "NgramEmbeddings",

@@ -48,7 +48,7 @@ def span_attention(
     | `q`, `k`, `v` | of the block, [B, H, T, K] |
     | `window` | how many distances all heads compute, or each head; use at least span + ramp + 1 |
     | `past` | keys and values of the positions before the block, [B, H, M, K] each, oldest first |
-    | `spans` | in tokens, [H], such as `LearnedSpan()`; they get a gradient |
+    | `spans` | in tokens, [H], as `LearnedSpan` gives, or [B, H, T], as `DynamicSpan`; they get a gradient |
     | `renormalise` | whether weights are divided by their sum after the soft mask |
     | `position_keys` | p_d, nearest first, [L, K] or [H, L, K], such as `LearnedDistanceKeys()` |
     | `content_bias`, `position_bias` | u and v, [H, K] each, such as those of `SinusoidDistances` |
@@ -83,7 +83,7 @@ def span_attention(
         if persistent is None
         else (select_heads(persistent[0], order), select_heads(persistent[1], order)),
         filled_B=_filled(k_BHTK, past) if sees_itself and filled is None else filled,
-        spans_H=ordered(spans),
+        spans=ordered(spans) if spans is None or spans.dim() == 1 else select_heads(spans, order, dim=1),
         ramp=ramp,
         renormalise=renormalise,
         first_distance=0 if sees_itself else 1,
@@ -118,8 +118,11 @@ def _check(
     num_heads = q_BHTK.shape[1]
     if len(windows_H) != num_heads or min(windows_H) < 1:
         raise UserError(f"window must be at least 1, one number or one for each of the {num_heads} heads")
-    if spans is not None and spans.shape != (num_heads,):
-        raise UserError(f"spans must be one for every head, [{num_heads}], not {list(spans.shape)}")
+    if spans is not None and spans.shape not in ((num_heads,), q_BHTK.shape[:3]):
+        raise UserError(
+            f"spans must be one for every head, [{num_heads}], not {list(spans.shape)}; "
+            f"or one for every query, {list(q_BHTK.shape[:3])}"
+        )
     if position_keys is not None and position_keys.shape[-2] < max(windows_H):
         raise UserError(
             f"a window of {max(windows_H)} needs as many position_keys, not {position_keys.shape[-2]}"

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from longspan.compile_fallback import CompileFallback
 from longspan.config.training import Precision
 from longspan.data import TokenBlock
+from longspan.hooks import added_penalties
 from longspan.models.interface import LanguageModel
 from longspan.state import State
 from longspan.training.graphs import CapturedModel
@@ -110,13 +111,16 @@ class Updater:
             for x_BT, y_BT, begins in blocks:
                 if begins:
                     new_state = self.model.initial_state(end - first)
-                hidden_BTD, new_state = self._read(x_BT[lanes], new_state)
+                with added_penalties() as added:
+                    hidden_BTD, new_state = self._read(x_BT[lanes], new_state)
                 with self._autocast():
                     nll_BT = self.model.head.nll(hidden_BTD, y_BT[lanes])
                 piece = nll_BT.sum()
                 loss = piece / y_BT.numel()
                 if first == 0:  # once per batch, not once per micro-batch
                     loss = loss + sum(self.model.penalties().values())
+                if added:  # a mean over the tokens of this micro-batch
+                    loss = loss + sum(added) * ((end - first) / batch_size)
                 losses.append(loss)
                 nats = nats + piece.detach()
             self.scaler.scale(losses[0] if len(losses) == 1 else torch.stack(losses).sum()).backward()
