@@ -1,13 +1,15 @@
 # make train   a trained model, its score, a sample and a picture of its spans, in a few minutes
 # make test    linters, types and the whole test suite
+# make audit   known vulnerabilities of the locked dependencies
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CHECKED := src tests benchmarks examples
+AUDIT := .venv-audit
 CPP := $(wildcard src/longspan/kernels/*/*.cpp)
 
-.PHONY: train test lint clean
+.PHONY: train test lint audit clean
 
 train: $(VENV)/installed
 	$(BIN)/longspan train
@@ -22,6 +24,21 @@ lint: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# pip-audit asks PyPI. It has an environment of its own, since its dependencies are not locked.
+audit:
+	@if ! $(PYTHON) -c "import urllib.request as web; web.urlopen('https://pypi.org/pypi/pip/json', timeout=5)" \
+	    2>/dev/null; then \
+	    echo "audit: PyPI cannot be reached, nothing was checked"; \
+	elif ! $(MAKE) --silent $(AUDIT)/bin/pip-audit >/dev/null 2>&1; then \
+	    echo "audit: pip-audit cannot be installed, nothing was checked"; \
+	else \
+	    $(AUDIT)/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --progress-spinner off; \
+	fi
+
+$(AUDIT)/bin/pip-audit:
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --quiet pip-audit
+
 # A stamp beside the environment: it is made again when what it was made from changes.
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -33,4 +50,4 @@ $(VENV)/installed-dev: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AUDIT) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -6,12 +6,30 @@ import difflib
 import re
 from collections.abc import Iterable
 
+LONGEST_LINE = 2000  # of a message; longer ones quote a very long argument
+
 
 class UserError(Exception):
     """A mistake the user can fix: one line that says what is wrong and what to do.
 
     The command line prints it without a traceback and exits with status 1.
     """
+
+    def __str__(self) -> str:
+        """The message as one line: it may quote names that contain line ends or escape codes of terminals."""
+        return _one_line(super().__str__())
+
+
+def _one_line(text: str) -> str:
+    shown = "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
+        for char in text
+    )
+    return (
+        shown
+        if len(shown) <= LONGEST_LINE
+        else f"{shown[: LONGEST_LINE // 2]} ... {shown[-LONGEST_LINE // 4 :]}"
+    )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -27,7 +45,7 @@ def is_out_of_memory(problem: BaseException) -> bool:
     """
     words = (
         "out of memory|can't allocate memory|not enough memory|_ALLOC_FAILED|"
-        "Storage size calculation overflowed"
+        "Storage size calculation overflowed|integer multiplication overflow"
     )
     return isinstance(problem, MemoryError) or (
         isinstance(problem, RuntimeError) and re.search(words, str(problem)) is not None

@@ -423,7 +423,9 @@ def test_the_penn_treebank_is_downloaded_and_has_its_own_splits(monkeypatch, mir
     assert (corpus.name, corpus.form, asked) == ("ptb", "words", ["/penn.tgz"])
     for split in SPLITS:
         assert text_of(corpus, split) == PENN[f"ptb.{split}.txt"]
-    assert sorted(path.name for path in corpora.folder_of("ptb").iterdir()) == sorted([*[*PENN][:3], "unpacked.json"])
+    assert sorted(path.name for path in corpora.folder_of("ptb").iterdir()) == sorted(
+        [*[*PENN][:3], "unpacked.json"]
+    )
     find("ptb")
     assert asked == ["/penn.tgz"]  # the second time nothing is asked
 

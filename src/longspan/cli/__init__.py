@@ -95,6 +95,8 @@ def _show_warning(message: Warning | str, category: type[Warning], filename: str
 
 
 def _run(argv: list[str]) -> None:
+    if any("\0" in word for word in argv):
+        _OneLineParser(prog="longspan").error("an argument contains a NUL character: no file has such a name")
     load_plugins(given_plugins(_OneLineParser(prog="longspan", add_help=False), argv))
     parser = _OneLineParser(
         prog="longspan", description="Language models with memory: train, evaluate, inspect, generate."

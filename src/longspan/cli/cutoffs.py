@@ -184,6 +184,8 @@ def _read_unigrams(path: Path, num_clusters: int) -> list[int]:
 
 
 def _read(path: Path, what: str) -> bytes:
+    if path.is_char_device():  # such as /dev/zero, which never ends
+        raise UserError(f"{path} is a device: give {what}")
     try:
         return path.read_bytes()
     except FileNotFoundError:

@@ -52,12 +52,12 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"{picture} exists already: give --out another name")
     if args.text and args.freeze:
         raise UserError("--text shows spans and --freeze makes a run: give one of them")
+    if args.freeze:  # before drawing: it may fail
+        freeze(folder, Path(args.freeze))
     if args.text:
         show_over_text(args, picture or folder.path / "text-spans.png")
     else:
         show(folder, picture, as_json=args.json)
-    if args.freeze:
-        freeze(folder, Path(args.freeze))
 
 
 def freeze(folder: RunFolder, out: Path) -> None:

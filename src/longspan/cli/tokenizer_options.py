@@ -46,7 +46,7 @@ def tokenizer_config(args: argparse.Namespace) -> TokenizerConfig:
 def tokenizer_table(args: argparse.Namespace) -> dict[str, Any]:
     """The options as a table of a recipe."""
     table = {
-        "kind": args.tokenizer or args.default_tokenizer,
+        "kind": args.default_tokenizer if args.tokenizer is None else args.tokenizer,
         "lowercase": args.lowercase,
         "order": args.order or "frequency",
     }

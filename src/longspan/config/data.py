@@ -8,6 +8,8 @@ from typing import Literal
 from longspan.config.schema import chosen_section, option
 from longspan.registry import TOKENIZERS
 
+LARGEST_VOCABULARY = 2**24  # libraries that fit tokenizers allocate memory for all of it, and abort without
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
@@ -37,6 +39,12 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         if self.fit_bytes is not None and self.fit_bytes < 0:
             raise ValueError("fit_bytes must be 0 (all of the text) or more")
+
+    def __post_init__(self) -> None:
+        if self.vocabulary_size is not None and not 1 <= self.vocabulary_size <= LARGEST_VOCABULARY:
+            raise ValueError(
+                f"vocabulary_size must be between 1 and {LARGEST_VOCABULARY:,}, not {self.vocabulary_size:,}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

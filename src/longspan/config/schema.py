@@ -150,6 +150,8 @@ def parse_toml(content: bytes, source: str) -> dict[str, Any]:
         raise UserError(f"{source} is not UTF-8 text: save it as UTF-8") from None
     except ValueError as problem:
         raise UserError(f"{source} is not valid TOML: {problem}") from None
+    except RecursionError:
+        raise UserError(f"{source} is not valid TOML: it is nested too deeply") from None
     return table
 
 
@@ -322,9 +324,10 @@ def _takes_text(hint: Any) -> bool:
 
 def _as_toml(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except ValueError:
+        table = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
         return text
+    return table["value"] if len(table) == 1 else text  # further lines would be further keys
 
 
 def _index(entries: list[Any], part: str, name: str) -> int:

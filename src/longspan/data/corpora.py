@@ -194,6 +194,8 @@ def add(name: str, place: Path, *, follow_links: bool = False, binary: bool = Fa
     place = place.expanduser().absolute()
     if name in CORPORA:
         raise UserError(f"'{name}' is a corpus that comes with longspan or a plugin: choose another name")
+    if not name.isprintable():
+        raise UserError(f"'{name}' has characters that cannot be printed: choose a name such as 'novels'")
     if not name or "/" in name or Path(name).exists():
         raise UserError(f"'{name}' looks like a path: choose a name such as 'novels'")
     # Errors appear now, not when a training starts.

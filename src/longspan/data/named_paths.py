@@ -45,7 +45,7 @@ def _entries() -> dict[str, _Entry]:
         return {name: _from_stored(value) for name, value in stored.items()}
     except FileNotFoundError:
         return {}
-    except (ValueError, AttributeError, TypeError, KeyError):
+    except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
         raise UserError(f"{source} is damaged: correct it, or delete it and add your corpora again") from None
 
 

@@ -40,24 +40,28 @@ class SpanHistory:
 
 def read_spans(run: RunFolder) -> SpanHistory:
     """The history that training wrote; an incomplete line of a killed run is skipped."""
-    lines = run.spans.read_text(encoding="utf-8").splitlines(keepends=True) if run.spans.is_file() else []
-    moments = [_moment(run, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]
+    lines = run.spans.read_bytes().splitlines(keepends=True) if run.spans.is_file() else []
+    moments = [_moment(run, number, line) for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
     if not moments:
         raise UserError(f"{run.path} has no spans to show: training writes them if the model learns spans")
     steps, limits, spans, dynamic = zip(*moments, strict=True)
+    if len(set(map(len, spans))) > 1:
+        raise UserError(f"{run.spans} has lines with different numbers of layers: delete the wrong ones")
     if len({len(spans_H) for spans_LH in spans for spans_H in spans_LH}) > 1:
         raise UserError(f"{run.path} has layers with different numbers of heads: read {run.spans} instead")
     spans_NLH = np.array(spans, dtype=np.float64)
     return SpanHistory(run.config.name, limits[-1], np.array(steps), spans_NLH, dynamic[-1])
 
 
-def _moment(run: RunFolder, number: int, line: str) -> tuple[int, int, list[list[float]], bool]:
+def _moment(run: RunFolder, number: int, line: bytes) -> tuple[int, int, list[list[float]], bool]:
     try:
         moment = json.loads(line)
-        step, limit, spans = int(moment["step"]), int(moment["limit"]), moment["spans"]
-        dynamic = bool(moment.get("dynamic"))
-        finite = all(math.isfinite(span) for spans_H in spans for span in spans_H)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        step, limit, dynamic = int(moment["step"]), int(moment["limit"]), bool(moment.get("dynamic"))
+        spans = [[float(span) for span in spans_H] for spans_H in moment["spans"]]
+        if not spans or not all(spans):
+            raise ValueError
+        finite = np.isfinite(np.concatenate(spans)).all()
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise UserError(f"line {number} of {run.spans} is damaged: delete that line") from None
     if not finite:
         raise UserError(f"line {number} of {run.spans} has spans that are not finite: delete that line")

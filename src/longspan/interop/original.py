@@ -135,16 +135,21 @@ def _options(config: Mapping[str, Any] | str | Path | None, groups: tuple[str, .
     if config is None:
         return {}
     if not isinstance(config, Mapping):
+        source = config
+        if Path(source).exists() and not Path(source).is_file():
+            raise UserError(f"{source} is not a regular file: give a JSON file")
         try:
             config = json.loads(Path(config).read_bytes())
         except FileNotFoundError:
             raise UserError(f"there is no file {config}") from None
         except ValueError as problem:
             raise UserError(f"{config} is not JSON: {problem}") from None
+        except RecursionError:
+            raise UserError(f"{config} is not a configuration: it is nested too deeply") from None
         except OSError as problem:
             raise UserError(f"{config} cannot be read: {problem.strerror}") from None
         if not isinstance(config, Mapping):
-            raise UserError("a configuration must be a JSON object of the original's options")
+            raise UserError(f"{source} must be a JSON object of the original's options")
     options = {name: value for name, value in config.items() if not isinstance(value, Mapping)}
     for group in groups:
         options.pop(group, None)

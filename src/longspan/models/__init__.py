@@ -5,6 +5,7 @@ from __future__ import annotations
 from longspan.config import ModelConfig, RunConfig, SpanConfig
 from longspan.errors import UserError
 from longspan.models.interface import LanguageModel
+from longspan.models.memory import check_memory
 from longspan.models.stack import Stack
 from longspan.models.supernet import Supernet, supernet
 from longspan.models.windows import set_windows
@@ -32,6 +33,11 @@ def build(config: ModelConfig, vocabulary_size: int) -> LanguageModel:
 
 def build_run(config: RunConfig, vocabulary_size: int) -> LanguageModel:
     """The model that a run trains: with [search] a supernet, else the model itself."""
+    check_memory(lambda: _build_run(config, vocabulary_size), config.architecture)
+    return _build_run(config, vocabulary_size)
+
+
+def _build_run(config: RunConfig, vocabulary_size: int) -> LanguageModel:
     if config.search is not None:
         return supernet(config, vocabulary_size)
     return build(config.model, vocabulary_size)

@@ -177,7 +177,7 @@ class RunFolder:
         *_, last = [b"{}", *self.metrics.read_bytes().splitlines()]
         try:
             line = json.loads(last)
-        except ValueError:  # the writer was killed in the middle of a line
+        except (ValueError, RecursionError):  # the writer was killed in the middle of a line
             return None
         return line if isinstance(line, dict) and line.get("kind") == "final" else None
 
@@ -188,8 +188,8 @@ class RunFolder:
     def _facts(self, name: str, *needed: str) -> dict[str, Any]:
         source = self.path / f"{name}.json"
         try:
-            facts = json.loads(source.read_bytes())
-        except (OSError, ValueError):
+            facts = json.loads(source.read_bytes()) if source.is_file() else None  # a named pipe never ends
+        except (OSError, ValueError, RecursionError):
             facts = None
         if not isinstance(facts, dict) or not facts.keys() >= {*needed}:
             raise UserError(f"{source} is missing or damaged: put it back, or start a new run")

@@ -49,12 +49,14 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer that `Tokenizer.save` wrote to `folder`."""
     path = Path(folder) / SETTINGS
     damaged = UserError(f"the tokenizer in {folder} is damaged: put back the whole folder")
+    if path.exists() and not path.is_file():  # a named pipe would never end
+        raise damaged
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
         kind = settings["kind"]
     except FileNotFoundError as problem:
         raise UserError(f"there is no tokenizer in {folder}: {problem.filename} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise damaged from None
     if not isinstance(kind, str) or kind not in TOKENIZERS:
         raise UserError(
