@@ -39,8 +39,6 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         if self.fit_bytes is not None and self.fit_bytes < 0:
             raise ValueError("fit_bytes must be 0 (all of the text) or more")
-
-    def __post_init__(self) -> None:
         if self.vocabulary_size is not None and not 1 <= self.vocabulary_size <= LARGEST_VOCABULARY:
             raise ValueError(
                 f"vocabulary_size must be between 1 and {LARGEST_VOCABULARY:,}, not {self.vocabulary_size:,}"
