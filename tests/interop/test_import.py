@@ -29,7 +29,7 @@ def arguments(tmp_path: Path, case: str, corpus: Path) -> list[str]:
     made = Original.of(case)
     file, config = made.save(tmp_path / "c.pt"), tmp_path / "config.json"
     config.write_text(json.dumps(made.options))
-    words = ["import", file, "--from", made.kind, "--data", corpus, "--config", config]
+    words = ["import", file, "--kind", made.kind, "--data", corpus, "--config", config]
     return [str(word) for word in [*words, "--out", tmp_path / "run"]]
 
 

@@ -20,6 +20,7 @@ from longspan.state import State
 VOCABULARY = 7
 PLAIN = GptConfig(num_layers=2, width=12, num_heads=3, inner_width=20, context=9)
 SPANS = dataclasses.replace(PLAIN, span=SpanConfig(limit=9, ramp=4, penalty=0.01))
+BIASED = dataclasses.replace(SPANS, activation="relu", output_bias=True)
 
 
 def make(config: GptConfig) -> Stack:
@@ -36,7 +37,9 @@ def make(config: GptConfig) -> Stack:
     return model
 
 
-def naive(model: Stack, tokens_T: Tensor, limit: int, ramp: int | None) -> Tensor:
+def naive(
+    model: Stack, tokens_T: Tensor, limit: int, ramp: int | None, *, activation: str = "gelu"
+) -> Tensor:
     """The final hidden states of one context, with tables of all pairs of positions."""
     weights = dict(model.named_parameters())
     block, heads = len(tokens_T), 3
@@ -60,22 +63,28 @@ def naive(model: Stack, tokens_T: Tensor, limit: int, ramp: int | None) -> Tenso
             attention = attention * ((span - distance) / ramp + 1).clamp(0, 1)
             attention = attention / (attention.sum(-1, keepdim=True) + 1e-8)
         h = h + (attention @ v).transpose(0, 1).flatten(1) @ weights[f"{here}.out.weight"].mT
+        if f"{here}.out.bias" in weights:
+            h = h + weights[f"{here}.out.bias"]
         there = f"blocks.{2 + 2 * layer}"
         inner = F.linear(
             norm(f"{there}.norm", h), weights[f"{there}.expand.weight"], weights[f"{there}.expand.bias"]
         )
         h = h + F.linear(
-            F.gelu(inner), weights[f"{there}.contract.weight"], weights[f"{there}.contract.bias"]
+            getattr(F, activation)(inner),
+            weights[f"{there}.contract.weight"],
+            weights[f"{there}.contract.bias"],
         )
     return norm("final_norm", h)
 
 
-@pytest.mark.parametrize(("config", "ramp"), [(PLAIN, None), (SPANS, 4)], ids=["plain", "spans"])
+@pytest.mark.parametrize(
+    ("config", "ramp"), [(PLAIN, None), (SPANS, 4), (BIASED, 4)], ids=["plain", "spans", "biased"]
+)
 def test_values_and_gradients_are_those_of_plain_torch(config: GptConfig, ramp: int | None) -> None:
     model = make(config)
     tokens = torch.randint(VOCABULARY, (2, 9))
     found, _ = model(tokens, model.initial_state(2))
-    expected = torch.stack([naive(model, row, 9, ramp) for row in tokens])
+    expected = torch.stack([naive(model, row, 9, ramp, activation=config.activation) for row in tokens])
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)  # the share of the 1e-8
     named = {name: p for name, p in model.named_parameters() if not name.startswith("head")}
     weight = torch.randn_like(found)
@@ -100,7 +109,7 @@ def assert_contexts_apart(model: Stack, lengths: list[int]) -> None:
     torch.testing.assert_close(torch.cat(found, 1), torch.cat(expected, 1), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("config", [PLAIN, SPANS], ids=["plain", "spans"])
+@pytest.mark.parametrize("config", [PLAIN, SPANS, BIASED], ids=["plain", "spans", "biased"])
 @pytest.mark.parametrize("lengths", [[9, 9, 9], [27], [4, 23], [20, 1, 1, 5], [1] * 27], ids=str)
 def test_a_token_sees_only_its_own_context(config: GptConfig, lengths: list[int]) -> None:
     model = make(config)
@@ -137,6 +146,19 @@ def test_whole_contexts_are_read_without_asking_the_device(
     rest, state = model(tokens[:, 36:], state)
     torch.testing.assert_close(torch.cat([*found, rest], dim=1), expected)
     assert model.shape_key(state) is None  # rows may have been reset since
+
+
+@torch.no_grad()
+def test_a_decoding_step_adds_the_bias() -> None:
+    attention = make(BIASED).blocks[1]
+    assert isinstance(attention, Attention)
+    attention.double()
+    h_BTD = torch.randn(2, 6, 12, dtype=torch.float64)
+    expected, _ = attention(h_BTD, attention.initial_state(2))
+    _, state = attention(h_BTD[:, :5], attention.initial_state(2))
+    step = attention.step_from(state)
+    assert step is not None
+    torch.testing.assert_close(step(h_BTD[:, 5][None])[0], expected[:, 5])
 
 
 class RunningMean(Block):

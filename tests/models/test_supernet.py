@@ -19,6 +19,7 @@ from longspan.config import (
     TrainingConfig,
     TransformerXLConfig,
 )
+from longspan.errors import UserError
 from longspan.layers.gumbel_block import GumbelBlock
 from longspan.models import Supernet, build, build_run
 from longspan.models.latency import block_seconds, measure_costs
@@ -70,6 +71,17 @@ def weights_with_noise(block: GumbelBlock, tau: float, seed: int) -> Tensor:
     torch.manual_seed(seed)
     gumbel_K = -torch.empty_like(block.logits_K).exponential_().log()
     return torch.softmax((block.logits_K + gumbel_K) / tau, dim=0)
+
+
+@pytest.mark.parametrize("schedule", ["learned", "constant", "linear", "exponential"])
+def test_only_a_schedule_that_anneals_needs_the_number_of_steps(schedule):
+    in_epochs = (StageConfig(steps=None, epochs=2, learning_rate=0.1),)
+    config = dataclasses.replace(run_config(temperature_schedule=schedule), stage=in_epochs)
+    if schedule in ("learned", "constant"):
+        assert isinstance(build_run(config, VOCABULARY), Supernet)
+        return
+    with pytest.raises(UserError, match=r"given in epochs: give search\.anneal_steps, too"):
+        build_run(config, VOCABULARY)
 
 
 def test_candidates_in_half_precision_are_mixed_in_full():

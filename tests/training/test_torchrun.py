@@ -58,6 +58,14 @@ def test_from_python(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
         longspan.train(recipe)
 
 
+def test_evaluation_from_python(uninterrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = longspan.load(uninterrupted, device="cpu")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for model in (uninterrupted, loaded):
+        with pytest.raises(UserError, match=LINE):
+            longspan.evaluate(model)
+
+
 @pytest.mark.parametrize("size", ["1", "", "many"])
 def test_one_process_trains(recipe: str, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", size)

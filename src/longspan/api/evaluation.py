@@ -15,6 +15,7 @@ from longspan.evaluation import Score, has_changed, held_out, split_to_score
 from longspan.evaluation import evaluate as score_tokens
 from longspan.language_model import LoadedModel, load
 from longspan.runs import RunFolder
+from longspan.runs.environment import check_one_process
 
 Progress = Callable[[int, int], None]
 
@@ -44,6 +45,7 @@ def evaluate(
     every position in a block, `score.by_position`. Settings that are not given are those of the run.
     `progress(done, total)` gets the number of tokens scored so far, and of all tokens.
     """
+    check_one_process()
     loaded = model if isinstance(model, LoadedModel) else load(Path(model), checkpoint, device)
     settings = {
         "protocol": protocol,

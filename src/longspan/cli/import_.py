@@ -31,8 +31,6 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--kind",
-        "--from",
-        dest="kind",
         metavar="KIND",
         help="the project of FILE: adaptive-span, fairseq-adaptive-span, sha-rnn, transformer-xl, "
         "hf-transfo-xl or gpt-spans",

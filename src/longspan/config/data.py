@@ -27,7 +27,7 @@ class TokenizerConfig:
         help="sentencepiece, bpe: pieces; word: most frequent words to keep; number: how many numbers",
     )
     lowercase: bool = option(False, help="convert text to lower case first")
-    order: Literal["frequency", "first-seen"] = option(
+    order: Literal["frequency", "first-seen", "sorted"] = option(
         "frequency", help="order in which words and characters are numbered"
     )
     fit_bytes: int | None = option(

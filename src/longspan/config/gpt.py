@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from longspan.config.schema import option, section
 from longspan.config.span import SpanConfig
@@ -17,6 +18,8 @@ class GptConfig:
     width: int = option(512, help="size of the hidden states")
     num_heads: int = option(8, help="attention heads per layer")
     inner_width: int = option(2048, help="inner size of the feed-forward layer")
+    activation: Literal["gelu", "relu"] = option("gelu", help="activation of the feed-forward layer")
+    output_bias: bool = option(False, help="a bias in the output projection of attention")
     context: int = option(
         4096, help="tokens of a context; the text is read in contexts that do not see each other"
     )

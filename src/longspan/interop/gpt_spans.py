@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ LAYER = r"(?:h|blocks?|layers?)\.(\d+)\."
 ATTENTION = LAYER + r"(?:\w*at+n\w*|attention|sa|mha|sa_heads?)\."
 INNER = LAYER + r"(?:mlp|ffw?d?n?|ffwd|feed_?forward|fc)\.(?:(?:net|layers|main|model|seq)\.)?"
 SUFFIX = r"\.(weight|bias)"
+SPAN = r"(?:.*\.)?(?:current_val|z|spans?|\w*_span|span_\w+)"
 # The first pattern that matches a whole name gives its form here. `{}` are the groups.
 NAMES = {
     r"(?:wte|tok\w*|embed\w*|emb|in_emb|char\w*)\.weight": "token",
@@ -46,7 +47,8 @@ NAMES = {
     ATTENTION
     + r"(?:c_proj|proj|out|out_proj|o_proj|w_?o|to_out|proj_out|fc_out)"
     + SUFFIX: "layers.{}.out.{}",
-    ATTENTION + r"(?:.*\.)?(?:current_val|z|spans?|\w*_span|span_\w+)": "layers.{}.span",
+    ATTENTION + r"heads\.(\d+)\." + SPAN: "layers.{}.heads.{}.span",
+    ATTENTION + SPAN: "layers.{}.span",
     INNER + r"(?:c_fc|0|fc_?1|w_?1|linear_?1|l1|expand)" + SUFFIX: "layers.{}.expand.{}",
     INNER + r"(?:c_proj|proj|[1-9]|fc_?2|w_?2|linear_?2|l2|contract)" + SUFFIX: "layers.{}.contract.{}",
     LAYER + r"(?:ln_?1|norm_?1|layer_?norm_?1|attn_norm|attention_norm)" + SUFFIX: "layers.{}.norm1.{}",
@@ -65,24 +67,35 @@ class GptSpans(Translation):
     """The file does not contain the ramp, which is as long as the context in the original, and the dropout.
 
     It contains the number of heads only if every head has its own span or matrix. The original's is 8.
+    The activation is not in the file either: ReLU if every head has its own matrix, as in the original, else
+    GELU, as in GPT-2.
     """
 
     groups = ("model",)
-    types: ClassVar[Mapping[str, Any]] = {"n_head": int, "adapt_span_ramp": int, "dropout": float}
+    types: ClassVar[Mapping[str, Any]] = {
+        "n_head": int,
+        "adapt_span_ramp": int,
+        "dropout": float,
+        "activation": Literal["gelu", "relu"],
+    }
     unused = re.compile(HEADS)
 
     def tensors(self, loaded: Mapping[str, Any]) -> Tensors:
         found, unknown = Tensors(), []
+        theirs: dict[str, str] = {}
         for name, tensor in only_tensors(_state(loaded)).items():
             ours = _form(ROOT.sub("", name, count=1))
+            if ours in theirs:
+                raise UserError(f"the tensors '{theirs[ours]}' and '{name}' are both read as '{ours}'")
             if ours is not None:
-                found[ours] = tensor
+                found[ours], theirs[ours] = tensor, name
             elif not MASKS.fullmatch(name):
                 unknown.append(name)
         if unknown:
             more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
             raise UserError(f"these tensors are not understood: {', '.join(unknown[:8])}{more}")
         _join_heads(found)
+        _join_spans(found)
         _check_biases(found)
         _add_what_is_implied(found)
         return found
@@ -94,14 +107,20 @@ class GptSpans(Translation):
         if tensors["position"].dim() < 2:
             raise tensors.misfit("position")
         context, width = tensors["position"].shape[-2:]
-        heads = len(tensors[HEADS]) if HEADS in tensors else 8
         spans = tensors["layers.0.span"].numel() if "layers.0.span" in tensors else 0
+        heads = options.get("n_head", spans if spans > 1 else 8)
+        if HEADS in tensors:
+            heads = len(tensors[HEADS])
+            if options.get("n_head", heads) != heads:
+                raise UserError(f"n_head is {options['n_head']}, but a layer has {heads} heads")
         span = SpanConfig(limit=context, ramp=options.get("adapt_span_ramp", context), memory="full")
         return GptConfig(
             num_layers=count(tensors, r"layers\.(\d+)\."),
             width=width,
-            num_heads=options.get("n_head", spans if spans > 1 else heads),
+            num_heads=heads,
             inner_width=tensors.size(("layers.0.expand.weight", 0)),
+            activation=options.get("activation", "relu" if HEADS in tensors else "gelu"),
+            output_bias="layers.0.out.bias" in tensors,
             context=context,
             dropout=options.get("dropout", 0.0),
             span=span if spans else None,
@@ -115,6 +134,8 @@ class GptSpans(Translation):
             theirs, attention, inner = f"layers.{layer}", f"blocks.{2 * layer + 1}", f"blocks.{2 * layer + 2}"
             names = {f"{theirs}.{part}": f"{attention}.{part}" for part in (*PARTS, "out")}
             table |= same(names, ".weight")
+            if config.output_bias:
+                table |= same({f"{theirs}.out.bias": f"{attention}.out.bias"})
             names = {f"{theirs}.{part}": f"{inner}.{part}" for part in ("expand", "contract")}
             names |= {f"{theirs}.norm1": f"{attention}.norm", f"{theirs}.norm2": f"{inner}.norm"}
             table |= same(names, ".weight", ".bias")
@@ -124,6 +145,14 @@ class GptSpans(Translation):
 
     def second_names(self, config: GptConfig) -> dict[str, str]:
         return {}
+
+    def difference(self, config: GptConfig) -> str | None:
+        if config.span is None:
+            return None
+        return (
+            "the original's span mask depends on the place of a key in the block, here on its distance from "
+            "the query: the weights are the original's, the outputs are not"
+        )
 
 
 def _state(loaded: Mapping[str, Any]) -> Any:
@@ -160,17 +189,36 @@ def _join_heads(tensors: Tensors) -> None:
                 tensors[HEADS] = torch.empty(heads)
 
 
+def _join_spans(tensors: Tensors) -> None:
+    """One tensor for the spans of a layer, if every head has its own."""
+    for layer in range(count(tensors, r"layers\.(\d+)\.")):
+        heads = count(tensors, rf"layers\.{layer}\.heads\.(\d+)\.span")
+        if heads and HEADS in tensors:
+            heads = max(heads, len(tensors[HEADS]))
+        names = [f"layers.{layer}.heads.{head}.span" for head in range(heads)]
+        for name in names:
+            if tensors[name].numel() != 1:
+                raise tensors.misfit(name)
+        if names and f"layers.{layer}.span" in tensors:
+            raise UserError(f"layer {layer} has a span of its own and spans of its heads")
+        if names:
+            tensors[f"layers.{layer}.span"] = torch.cat([tensors.pop(name).flatten() for name in names])
+
+
 def _check_biases(tensors: Tensors) -> None:
-    """Attention has no biases here: those of the file must be zero."""
-    for name in [name for name in tensors if re.fullmatch(r"layers\.\d+\.(query|key|value|out)\.bias", name)]:
+    """Queries, keys and values have no biases here: those of the file must be zero."""
+    for name in [name for name in tensors if re.fullmatch(r"layers\.\d+\.(query|key|value)\.bias", name)]:
         if tensors.pop(name).any():
-            raise UserError(f"attention has no biases here, but '{name}' is not zero")
+            raise UserError(f"queries, keys and values have no biases here, but '{name}' is not zero")
 
 
 def _add_what_is_implied(tensors: Tensors) -> None:
     """A head without its own weights uses the embedding's; a layer without biases has biases of zero."""
     tensors.setdefault("head.weight", tensors["token"])
-    for name in [name for name in tensors if re.fullmatch(r".*(norm\d?|head|expand|contract)\.weight", name)]:
+    biased = r".*(norm\d?|head|expand|contract)\.weight"
+    if any(name.endswith(".out.bias") for name in tensors):
+        biased = r".*(norm\d?|head|expand|contract|out)\.weight"
+    for name in [name for name in tensors if re.fullmatch(biased, name)]:
         weight = tensors[name]
         tensors.setdefault(name.replace(".weight", ".bias"), weight.new_zeros(weight.shape[:1]))
 

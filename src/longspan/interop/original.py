@@ -92,6 +92,8 @@ def read_original(
         model.load_state_dict(weights)
     except (UserError, ValueError) as problem:
         raise UserError(f"{path} does not fit the kind '{kind}' and its options: {problem}") from None
+    if difference := translation.difference(model_config):
+        warnings.warn(difference, stacklevel=3)
     return model_config, model.eval()
 
 
@@ -191,6 +193,8 @@ def _weights(
                     f"{tensors.misfit(name)} gives {list(part.shape)} where the model has "
                     f"{list(wanted[ours].shape)}"
                 )
+        if repeated := weights.keys() & parts.keys():
+            raise UserError(f"the tensor '{name}' and another one both give '{min(repeated)}'")
         weights |= parts
     return weights
 

@@ -48,9 +48,10 @@ def import_run(
     """Make the run folder `out` from a checkpoint, with the vocabulary that its project built from `corpus`.
 
     The originals' checkpoints have no vocabulary: the corpus must be the one that the model was trained on.
-    Without a corpus the run reads and writes token numbers. So does a run of fairseq's, unless the corpus is
-    a folder that fairseq prepared, with its dictionary. `url` says where the file is from. The SHA-256 of the
-    file is noted in the run folder.
+    For `gpt-spans` the vocabulary is the sorted characters of the text. Without a corpus the run reads and
+    writes token numbers. So does a run of fairseq's, unless the corpus is a folder that fairseq prepared,
+    with its dictionary. `url` says where the file is from. The SHA-256 of the file is noted in the run
+    folder.
     """
     RunFolder.must_be_new(out)
     model_config, model = read_original(path, kind, config)
@@ -87,6 +88,8 @@ def _spans(model: LanguageModel) -> dict[str, Any] | None:
 def _tokenizer(kind: str, corpus: str | None, model: ModelConfig, vocabulary_size: int) -> TokenizerConfig:
     if corpus is not None and is_data_bin(Path(corpus).expanduser()):
         return TokenizerConfig(kind="fairseq")
+    if corpus is not None and kind == "gpt-spans":
+        return TokenizerConfig(kind="character", order="sorted")
     if corpus is None or kind not in PROJECTS:
         return TokenizerConfig(kind="number", vocabulary_size=vocabulary_size)
     # adaptive-span sorts words by frequency only for adaptive input and softmax, the others always.

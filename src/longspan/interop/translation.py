@@ -90,6 +90,10 @@ class Translation(ABC):
     def second_names(self, config: Any) -> dict[str, str]:
         """Further names of shared tensors -> their name in `table`."""
 
+    def difference(self, config: Any) -> str | None:
+        """One line about what the model here computes otherwise than the original; None if it agrees."""
+        return None
+
     def parameters(self, tensors: Mapping[str, Tensor], config: Any, size: int) -> dict[str, Tensor]:
         """The tensors that are in the table, by our names: weights, gradients or optimizer state."""
         found: dict[str, Tensor] = {}
@@ -107,7 +111,14 @@ def attributes(loaded: Mapping[str, Any], part: str = "model") -> Mapping[str, A
 def only_tensors(loaded: Any, prefix: str = "") -> dict[str, Tensor]:
     """The named tensors, with `prefix` removed from their names."""
     parts = loaded.items() if isinstance(loaded, Mapping) else ()
-    return {str(name).removeprefix(prefix): part for name, part in parts if isinstance(part, Tensor)}
+    found: dict[str, Tensor] = {}
+    for name, part in parts:
+        if isinstance(part, Tensor):
+            short = str(name).removeprefix(prefix)
+            if short in found:
+                raise UserError(f"two tensors have the name '{short}', one of them with '{prefix}' before it")
+            found[short] = part
+    return found
 
 
 def same(names: Mapping[str, str], *endings: str) -> Table:

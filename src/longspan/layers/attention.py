@@ -32,11 +32,12 @@ from longspan.state import State
 
 
 class Attention(AttentionHeads):
-    """u = LN(h + Wo attention(Wq x, Wk [memory; x], Wv [memory; x])) with x = h; no biases.
+    """u = LN(h + Wo attention(Wq x, Wk [memory; x], Wv [memory; x])) with x = h.
 
     With `norm_first` u = h + Wo attention(...) with x = LN(h). With `qk_norm` queries and keys have a norm
     in every head. `norm` creates the norm LN. A position sees itself only with `sees_itself`.
-    Every head may also see the vectors of `persistent`.
+    Every head may also see the vectors of `persistent`. Projections have no biases, but `output_bias` adds
+    one to Wo.
 
     The state has one of three forms of memory:
 
@@ -127,7 +128,7 @@ class Attention(AttentionHeads):
         attention, dynamic = one_token(context), context.spans is not None and context.spans.dim() > 1
         matrices = (layer.weight for layer in (self.query, self.key, self.value))
         project = FixedProduct(torch.cat([self._rows(matrix, order) for matrix in matrices]))
-        project_out = FixedProduct(self._rows(self.out.weight.mT, order).mT.contiguous())
+        project_out = FixedProduct(self._rows(self.out.weight.mT, order).mT.contiguous(), self.out.bias)
         read = State({"read": state.tensor("read").clone()} if self._positions[0].counts else {})
 
         unchanged, sizes = not (self.qk_norm or read), [self.num_heads, 2 * self.num_heads]

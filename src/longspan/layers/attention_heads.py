@@ -49,6 +49,7 @@ class AttentionHeads(Block):
         norm: Callable[[int], nn.Module] = nn.LayerNorm,
         qk_norm: bool = False,
         memory: Literal["hidden", "keys-values"] = "hidden",
+        output_bias: bool = False,
     ) -> None:
         super().__init__()
         if empty_start and not sees_itself:
@@ -61,7 +62,7 @@ class AttentionHeads(Block):
         self.query = Linear(width, inner_width, bias=False)
         self.key = Linear(width, inner_width, bias=False)
         self.value = Linear(width, inner_width, bias=False)
-        self.out = Linear(inner_width, width, bias=False)
+        self.out = Linear(inner_width, width, bias=output_bias)
         self.norm = norm(width)
         self.qk_norm = QueryKeyNorm(num_heads) if qk_norm else None
         self.span = span
@@ -114,9 +115,9 @@ class AttentionHeads(Block):
         return select_heads(rows_BTRK, indices_of((0, 1, 2), order, self.num_heads), dim=2)
 
     def _project_out(self, attended_BTHK: Tensor, order: list[int], weights: OrderedWeights | None) -> Tensor:
-        """Wo times the output of heads in this order."""
+        """Wo times the output of heads in this order, plus the bias."""
         if weights is not None:
-            return linear(attended_BTHK.flatten(2), weights.out)
+            return linear(attended_BTHK.flatten(2), weights.out, self.out.bias)
         return self.out(select_heads(attended_BTHK, inverse(order), dim=2).flatten(2))
 
     def _rows(self, matrix: Tensor, heads: list[int]) -> Tensor:

@@ -2,10 +2,10 @@
 
 Positions are absolute and learned. Every layer is attention and then feed-forward, both pre-norm:
 
-    h = e_token + p_n;    h = h + attention(LN(h));    h = h + W2 gelu(W1 LN(h) + b1) + b2;    out = LN(h)
+    h = e_token + p_n;    h = h + attention(LN(h));    h = h + W2 f(W1 LN(h) + b1) + b2;    out = LN(h)
 
-A position attends to itself and to earlier positions of its context. With spans, the attention weights are
-multiplied by the soft mask of the head after the softmax, and renormalised.
+f is GELU or ReLU. A position attends to itself and to earlier positions of its context. With spans, the
+attention weights are multiplied by the soft mask of the head after the softmax, and renormalised.
 
 The text is cut into contexts, and a token sees only its own: nothing is carried to the next context. Within a
 context the state holds what was read, so the result does not depend on the block length.
@@ -48,11 +48,12 @@ def gpt(config: GptConfig, vocabulary_size: int) -> Stack:
                 norm_first=True,
                 sees_itself=True,
                 empty_start=True,
+                output_bias=config.output_bias,
             ),
             FeedForward(
                 config.width,
                 config.inner_width,
-                activation=F.gelu,
+                activation=F.gelu if config.activation == "gelu" else torch.relu,
                 dropout=0.0,
                 output_dropout=config.dropout,
                 norm_first=True,

@@ -34,7 +34,8 @@ def supernet(config: RunConfig, vocabulary_size: int) -> Supernet:
     assert search is not None
     steps = search.anneal_steps
     if steps is None:
-        if any(stage.epochs for stage in config.stage):
+        anneals = search.temperature_schedule not in ("learned", "constant")
+        if anneals and any(stage.epochs for stage in config.stage):
             raise UserError("the length of a stage is given in epochs: give search.anneal_steps, too")
         steps = sum(stage.steps or 0 for stage in config.stage)
     temperature = build_temperature(search, max(1, steps))

@@ -55,6 +55,6 @@ def _fit_words(config: TokenizerConfig, corpus: Corpus) -> Tokenizer:
 def _ordered(counts: dict[Symbol, int], config: TokenizerConfig) -> list[Symbol]:
     if config.kind != "adaptive-span":
         return in_order(counts, "frequency")
-    if config.order == "first-seen":
-        return in_order(counts, "first-seen")
+    if config.order != "frequency":
+        return in_order(counts, config.order)
     return in_order(dict(reversed(counts.items())), "frequency")

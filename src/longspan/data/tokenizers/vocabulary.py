@@ -17,11 +17,13 @@ from longspan.data.text import whole_lines
 EOS = "<eos>"
 UNKNOWN = "<unk>"
 
-Symbol = TypeVar("Symbol")
+Symbol = TypeVar("Symbol", int, str)
 
 
-def in_order(counts: dict[Symbol, int], order: Literal["frequency", "first-seen"]) -> list[Symbol]:
-    """The symbols, most frequent first (ties: seen first comes first) or as they were first seen."""
+def in_order(counts: dict[Symbol, int], order: Literal["frequency", "first-seen", "sorted"]) -> list[Symbol]:
+    """The symbols: most frequent first (ties: seen first comes first), as they were first seen, or sorted."""
+    if order == "sorted":
+        return sorted(counts)
     return list(counts) if order == "first-seen" else sorted(counts, key=lambda symbol: -counts[symbol])
 
 
