@@ -139,7 +139,7 @@ def _options(config: Mapping[str, Any] | str | Path | None, groups: tuple[str, .
     if not isinstance(config, Mapping):
         source = config
         if Path(source).exists() and not Path(source).is_file():
-            raise UserError(f"{source} is not a regular file: give a JSON file")
+            raise UserError(f"{source} cannot be read: it is not a regular file")
         try:
             config = json.loads(Path(config).read_bytes())
         except FileNotFoundError:
