@@ -35,8 +35,9 @@ def kill(text: Path, run: Path, moment: str, number: int) -> None:
         [("after_an_update", 17), ("after_an_update", 12)],  # twice, in both stages
         [("in_the_middle_of_a_line", 4)],
         [("in_the_middle_of_a_checkpoint", 3)],
-        # The run folder and three checkpoints get their names before; data preparation renames once or twice.
-        [("before_a_checkpoint_gets_its_name", 6)],
+        # The run folder, three checkpoints and saved.txt get their names before; data preparation renames
+        # once or twice.
+        [("before_a_checkpoint_gets_its_name", 7)],
         [("in_an_evaluation", 5)],  # the final one, on the test split
     ],
     ids=lambda deaths: "+".join(f"{moment}-{number}" for moment, number in deaths),

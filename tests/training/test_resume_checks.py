@@ -99,6 +99,20 @@ def test_what_may_change_is_heeded(run: RunFolder, text: Path) -> None:
     assert {after["tokens"] - before["tokens"] for before, after in pairwise(steps[-7:])} == {6 * 12}
 
 
+@pytest.mark.parametrize("which", ["files", "folder"])
+def test_checkpoints_that_are_gone(run: RunFolder, which: str) -> None:
+    """Starting again would cut the logs to nothing."""
+    if which == "files":
+        run.checkpoint("last").unlink()
+        run.checkpoint("best").unlink()
+    else:
+        shutil.rmtree(run.path / "checkpoints")
+    before = content(run)
+    with pytest.raises(UserError, match="has no checkpoint left to continue from: put its folder"):
+        resume(run.path)
+    assert content(run) == before
+
+
 def test_a_configuration_with_a_mistake_is_named(run: RunFolder) -> None:
     config = run.path / "config.toml"
     config.write_text(config.read_text().replace("batch_size", "bath_size"))

@@ -102,15 +102,20 @@ class Loop:
         if (notice := undeclared_notice(self._model, self._config.stage)) is not None:
             self._reporter.say(notice)
         try:
-            with self._interrupt, self._blocks:
+            with self._interrupt:
+                self._train_or_save()
+        finally:
+            self._records.close()
+
+    def _train_or_save(self) -> None:
+        try:
+            with self._blocks:
                 self._train()
                 self._finish()
         except (Interrupted, Stopped):
             if self._unsaved:
                 self._save("last")
             raise
-        finally:
-            self._records.close()
 
     @property
     def _stage(self) -> StageConfig:
@@ -378,6 +383,7 @@ class Loop:
             if self._average is not None:
                 tensors |= {f"average.{name}": tensor for name, tensor in self._average.weights.items()}
             checkpoint.save(self._folder.checkpoint(which), tensors, facts)
+            self._folder.note_saved()
         if which == "last":
             self._unsaved = False
 

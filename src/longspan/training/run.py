@@ -51,8 +51,8 @@ def train(
     With `init` it starts from the weights of another run, by default with the tokenizer of that run.
     `callback` gets every line of training and validation metrics; if it returns False the run is saved and
     `Stopped` is raised. At the end the weights with the best validation loss are scored on the validation and
-    test splits. SIGINT and SIGTERM save the run and raise `Interrupted`; a loss that is not finite raises
-    `Diverged`.
+    test splits. SIGINT, SIGTERM and SIGHUP save the run and raise `Interrupted`; a loss that is not finite
+    raises `Diverged`.
     """
     check_one_process()
     RunFolder.must_be_new(out)
@@ -198,7 +198,7 @@ def _continue_run(
 
 
 def _checkpoint_to_resume(folder: RunFolder, reporter: Reporter) -> Checkpoint | None:
-    """The checkpoint to resume from; None if the run has saved nothing.
+    """The checkpoint to resume from; None if the run has never saved one.
 
     A run may be killed between its first evaluation and its first regular checkpoint. Then only `best`
     exists. It is enough, because it holds everything that `last` would.
@@ -206,6 +206,11 @@ def _checkpoint_to_resume(folder: RunFolder, reporter: Reporter) -> Checkpoint |
     last, best = folder.checkpoint("last"), folder.checkpoint("best")
     source = last if last.exists() else best
     if not source.exists():
+        if folder.has_saved:
+            raise UserError(
+                f"{folder.path} has no checkpoint left to continue from: put its folder 'checkpoints' back, "
+                "or start a new run in another folder"
+            )
         return None
     saved = checkpoint.load(source)
     if "progress" not in saved.facts:
