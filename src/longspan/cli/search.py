@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from longspan.cli.figures import SCORED, final_figures
 from longspan.cli.train_options import Wanted, add_options, option_lines, wanted
 from longspan.errors import UserError
+from longspan.streams import output_may_go_away
 
 if TYPE_CHECKING:
     from longspan.runs import RunFolder
@@ -40,7 +41,8 @@ def register(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.top < 1:
         raise UserError(f"--top must be at least 1, not {args.top}")
-    _show(_search(wanted(args)), args.top)
+    with output_may_go_away():
+        _show(_search(wanted(args)), args.top)
 
 
 def _search(wanted: Wanted) -> RunFolder:

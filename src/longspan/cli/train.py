@@ -11,6 +11,7 @@ from longspan import recipes
 from longspan.cli import spans
 from longspan.cli.figures import final_figures
 from longspan.cli.train_options import Wanted, add_options, option_lines, wanted
+from longspan.streams import output_may_go_away
 
 if TYPE_CHECKING:
     from longspan.runs import RunFolder
@@ -34,7 +35,8 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    _train(wanted(args))
+    with output_may_go_away():
+        _train(wanted(args))
 
 
 def _train(wanted: Wanted) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from longspan.streams import lasting
 
 
 class Reporter:
@@ -33,11 +36,14 @@ class Reporter:
 class PlainReporter(Reporter):
     """Plain lines, for files and pipes."""
 
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out  # None: stdout
+
     def say(self, line: str) -> None:
-        print(line, flush=True)
+        print(line, flush=True, file=self._out)
 
     def log(self, line: str) -> None:
-        print(line, flush=True)
+        print(line, flush=True, file=self._out)
 
 
 class LiveReporter(Reporter):
@@ -66,6 +72,7 @@ class LiveReporter(Reporter):
 
 
 def reporter_for_stdout() -> Reporter:
-    """A live status line on a terminal, plain lines elsewhere."""
-    console = Console(file=sys.stdout)
-    return LiveReporter(console) if console.is_terminal else PlainReporter()
+    """A live status line on a terminal, plain lines elsewhere; training goes on when nobody reads them."""
+    out = lasting(sys.stdout)
+    console = Console(file=out)
+    return LiveReporter(console) if console.is_terminal else PlainReporter(out)
