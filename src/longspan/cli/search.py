@@ -24,7 +24,7 @@ def register(subparsers: Any) -> None:
         help="search the pattern of a model's blocks",
         usage="longspan search [RECIPE] [--data CORPUS] [--name NAME] [--out RUN [--or-resume]] [--top N]\n"
         "                       [--plugin MODULE] [--OPTION VALUE ...]\n"
-        "       longspan search --resume RUN [--top N] [--plugin MODULE]",
+        "       longspan search --resume RUN [--top N] [--plugin MODULE] [--OPTION VALUE ...]",
         description="Train a supernet whose blocks learn their kind: attention, long attention, feed-\n"
         "forward or identity. Print the pattern that was found. Write a picture of the probabilities, an\n"
         "animation of their history, and the recipe found.toml, which 'longspan train' trains from scratch.",

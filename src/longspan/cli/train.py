@@ -25,7 +25,7 @@ def register(subparsers: Any) -> None:
         help="train a model from a recipe",
         usage="longspan train [RECIPE] [--data CORPUS] [--name NAME] [--out RUN [--or-resume]]\n"
         "                      [--init RUN|FILE [--init-partial]] [--plugin MODULE] [--OPTION VALUE ...]\n"
-        "       longspan train --resume RUN [--plugin MODULE]",
+        "       longspan train --resume RUN [--plugin MODULE] [--OPTION VALUE ...]",
         description="Train a model, score it on held-out text, print a sample and the learned spans.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -25,7 +25,7 @@ from longspan.runs.environment import check_one_process, device_name, difference
 from longspan.runs.init import Init
 from longspan.runs.resume_checks import check_resumable, fixed_options
 from longspan.testing import ContractError, check_model
-from longspan.training import changed_options, initial_weights
+from longspan.training import changed_options, initial_weights, resume_point
 from longspan.training.loop import Loop
 from longspan.training.reporter import Reporter
 from longspan.training.run_log import RunLog
@@ -121,8 +121,8 @@ def resume(
     if not folder.config.stage:
         raise UserError(f"{run} cannot be resumed: its configuration has no [[stage]]")
     with RunLog(reporter or Reporter()) as log:
-        if is_finished(folder):
-            log.say(f"{run} is finished: nothing to do")
+        if (advice := _finished(folder)) is not None:
+            log.say(f"{run} is finished: {advice}")
             return folder
         with lock.for_training(folder):
             _continue_run(folder, before, given, log, strategy, callback)
@@ -131,15 +131,27 @@ def resume(
 
 def is_finished(folder: RunFolder) -> bool:
     """Whether a run has its final score; false again if steps or stages were added to config.toml since."""
-    if folder.final() is None or folder.config.training.at_end == "stop":
-        return folder.final() is not None
+    return _finished(folder) is not None
+
+
+def _finished(folder: RunFolder) -> str | None:
+    """What to do with a run that is finished; None if it is not."""
+    if folder.final() is None:
+        return None
+    training = folder.config.training
+    if training.at_end == "stop":
+        return "nothing to do"
     try:
         facts = checkpoint.load(folder.checkpoint("last")).facts
     except UserError:  # the checkpoint is lost, but the final score exists
-        return True
+        return "nothing to do"
     progress = RunProgress.from_json(facts["progress"])
+    if progress.out_of_patience(training.patience):
+        return (
+            f"it had no better score in {progress.since_best} evaluations; to go on, raise training.patience"
+        )
     left = folder.config.stage[progress.stage :]
-    return len(left) < 2 and all(map(progress.stage_is_over, left))
+    return "nothing to do" if len(left) < 2 and all(map(progress.stage_is_over, left)) else None
 
 
 def _continue_run(
@@ -151,7 +163,7 @@ def _continue_run(
     callback: Callback | None,
 ) -> None:
     """`before` is what config.toml holds, if a command gives other options."""
-    device, saved = pick_device(folder.config.training.device), _checkpoint_to_resume(folder, log)
+    device, saved = pick_device(folder.config.training.device), resume_point.load(folder, log)
     folder.config = config = resolved(folder.config, device)  # config.toml has `auto` only if it was edited
     changes = [] if before is None else changed_options.differences(before, config)
     if saved is not None:
@@ -195,31 +207,6 @@ def _continue_run(
             log.say(f"changed in {folder.path / 'config.toml'}: {', '.join(changes)}")
             changed_options.store(folder)
         _run(folder, corpus, model, log, saved, strategy, callback, config.training)
-
-
-def _checkpoint_to_resume(folder: RunFolder, reporter: Reporter) -> Checkpoint | None:
-    """The checkpoint to resume from; None if the run has never saved one.
-
-    A run may be killed between its first evaluation and its first regular checkpoint. Then only `best`
-    exists. It is enough, because it holds everything that `last` would.
-    """
-    last, best = folder.checkpoint("last"), folder.checkpoint("best")
-    source = last if last.exists() else best
-    if not source.exists():
-        if folder.has_saved:
-            raise UserError(
-                f"{folder.path} has no checkpoint left to continue from: put its folder 'checkpoints' back, "
-                "or start a new run in another folder"
-            )
-        return None
-    saved = checkpoint.load(source)
-    if "progress" not in saved.facts:
-        raise UserError(f"{source} holds only weights, no state of a training to resume: start a new run")
-    if source == best:
-        averaged = ", with the averaged weights as weights" if saved.below("average") else ""
-        reporter.say(f"there is no {last}: continuing from {best.name}{averaged}")
-        checkpoint.save(last, saved.tensors, saved.facts)
-    return saved
 
 
 def _with_absolute_corpus(config: RunConfig) -> RunConfig:
