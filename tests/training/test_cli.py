@@ -241,6 +241,7 @@ def test_divergence_is_one_line(recipe: str, capsys: pytest.CaptureFixture[str])
     assert "at step 2 with learning rate 9.96e+08" in complaint
 
 
+@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )

@@ -167,7 +167,7 @@ def test_early_stopping_is_exact_with_resume(text: Path, tmp_path: Path, words: 
     config = small_config(text, **IMPATIENT)
     train(config, tmp_path / "whole")
     with pytest.raises(Interrupted):
-        train(config, tmp_path / "run", reporter=Signals(words, signal.SIGHUP))
+        train(config, tmp_path / "run", reporter=Signals(words, signal.SIGTERM))
     resume(tmp_path / "run")
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
@@ -205,6 +205,15 @@ def test_a_finished_run_is_extended(
     assert RunFolder(run).config.stage[1].steps == 18
     assert main(["train", "--resume", str(run), "--stage.1.steps", "18"]) == 0
     assert capsys.readouterr().out == f"{run} is finished: nothing to do\n"
+
+
+def test_so_is_one_with_a_damaged_checkpoint(run: RunFolder) -> None:
+    resume(run.path)
+    damage(run.checkpoint("last"))
+    assert is_finished(run)
+    assert main(["train", "--resume", str(run.path), "--stage.1.steps", "20"]) == 0
+    assert [line["step"] for line in metrics(run.path) if line["kind"] == "train"][-1] == 45
+    assert step_of(run.checkpoint("last")) == 45
 
 
 @pytest.mark.parametrize(

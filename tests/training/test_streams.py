@@ -36,6 +36,7 @@ class SendsTwo(Signals):
         super().status(text, fraction)
 
 
+@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("reporter", [Signals, SendsTwo])
 def test_a_closed_terminal_saves_and_stops(text: Path, tmp_path: Path, reporter: type[Signals]) -> None:
     before = signal.getsignal(signal.SIGHUP)

@@ -127,7 +127,8 @@ def _checksum(tensors: Mapping[str, Tensor], said: str) -> str:
 
 def _other_checkpoint(path: Path) -> str:
     """A hint to use another checkpoint of the run, if there is one that is not damaged."""
-    others = [other for other in sorted(path.parent.glob(f"*{SUFFIX}")) if other != path]
+    others = [other for other in path.parent.glob(f"*{SUFFIX}") if other != path]
+    others.sort(key=lambda other: (len(other.stem), other.stem))  # best and last before last-1
     for other in others:
         try:
             _read(other)

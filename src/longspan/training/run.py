@@ -121,7 +121,7 @@ def resume(
     if not folder.config.stage:
         raise UserError(f"{run} cannot be resumed: its configuration has no [[stage]]")
     with RunLog(reporter or Reporter()) as log:
-        if (advice := _finished(folder)) is not None:
+        if (advice := _finished(folder, before)) is not None:
             log.say(f"{run} is finished: {advice}")
             return folder
         with lock.for_training(folder):
@@ -131,11 +131,11 @@ def resume(
 
 def is_finished(folder: RunFolder) -> bool:
     """Whether a run has its final score; false again if steps or stages were added to config.toml since."""
-    return _finished(folder) is not None
+    return _finished(folder, None) is not None
 
 
-def _finished(folder: RunFolder) -> str | None:
-    """What to do with a run that is finished; None if it is not."""
+def _finished(folder: RunFolder, before: RunConfig | None) -> str | None:
+    """What to do with a run that is finished; None if it is not. `before` is as in `_continue_run`."""
     if folder.final() is None:
         return None
     training = folder.config.training
@@ -144,7 +144,8 @@ def _finished(folder: RunFolder) -> str | None:
     try:
         facts = checkpoint.load(folder.checkpoint("last")).facts
     except UserError:  # the checkpoint is lost, but the final score exists
-        return "nothing to do"
+        longer = before is not None and before.stage != folder.config.stage
+        return None if longer else "nothing to do"
     progress = RunProgress.from_json(facts["progress"])
     if progress.out_of_patience(training.patience):
         return (
