@@ -1,6 +1,7 @@
 # make train   a trained model, its score, a sample and a picture of its spans, in a few minutes
 # make test    linters, types and the whole test suite
 # make audit   known vulnerabilities of the locked dependencies
+# make test-faults   20 kills of a run and of a search, which end as if nothing had happened; minutes
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,13 +10,16 @@ CHECKED := src tests benchmarks examples
 AUDIT := .venv-audit
 CPP := $(wildcard src/longspan/kernels/*/*.cpp)
 
-.PHONY: train test lint audit clean
+.PHONY: train test test-faults lint audit clean
 
 train: $(VENV)/installed
 	$(BIN)/longspan train
 
 test: $(VENV)/installed-dev lint
 	$(BIN)/python -m pytest -n 2
+
+test-faults: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m faults tests/faults
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check $(CHECKED)

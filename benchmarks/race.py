@@ -43,7 +43,10 @@ from longspan.training import Interrupted, Reporter, train
 LANES = 16
 WARMUP = 8
 NO_END = 10**9  # steps: a stage ends by its time limit
-OURS = [("training", name) for name in ("seed", "device", "evaluate_every", "checkpoint_every")]
+OURS = [
+    ("training", name)
+    for name in ("seed", "device", "evaluate_every", "checkpoint_every", "checkpoint_minutes")
+]
 LOGS = ("config.toml", "environment.json", "metrics.jsonl", "spans.jsonl")
 
 
@@ -131,7 +134,12 @@ def _config(recipe: str, overrides: list[tuple[str, str]], args: argparse.Namesp
         data=DataConfig(),
         evaluation=EvaluationConfig(max_tokens=65_536, max_tokens_final=65_536),
         training=replace(
-            config.training, seed=args.seed, device=args.device, evaluate_every=0, checkpoint_every=0
+            config.training,
+            seed=args.seed,
+            device=args.device,
+            evaluate_every=0,
+            checkpoint_every=0,
+            checkpoint_minutes=0,
         ),
         stage=tuple(
             replace(stage, max_seconds=args.seconds * stage.steps / steps, steps=NO_END)

@@ -241,7 +241,10 @@ def test_divergence_is_one_line(recipe: str, capsys: pytest.CaptureFixture[str])
     assert "at step 2 with learning rate 9.96e+08" in complaint
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.usefixtures("hangups")
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_from_outside(recipe: str, number: int, status: int) -> None:
     words = ["-m", "longspan", "train", recipe, "--out", "a long run", "--stage.0.steps", "1000000"]
     process = subprocess.Popen(

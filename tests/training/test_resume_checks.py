@@ -99,6 +99,20 @@ def test_what_may_change_is_heeded(run: RunFolder, text: Path) -> None:
     assert {after["tokens"] - before["tokens"] for before, after in pairwise(steps[-7:])} == {6 * 12}
 
 
+@pytest.mark.parametrize("which", ["files", "folder"])
+def test_checkpoints_that_are_gone(run: RunFolder, which: str) -> None:
+    """Starting again would cut the logs to nothing."""
+    if which == "files":
+        for path in (run.path / "checkpoints").iterdir():
+            path.unlink()
+    else:
+        shutil.rmtree(run.path / "checkpoints")
+    before = content(run)
+    with pytest.raises(UserError, match="has no checkpoint left to continue from: put its folder"):
+        resume(run.path)
+    assert content(run) == before
+
+
 def test_a_configuration_with_a_mistake_is_named(run: RunFolder) -> None:
     config = run.path / "config.toml"
     config.write_text(config.read_text().replace("batch_size", "bath_size"))
@@ -186,7 +200,8 @@ def test_a_best_checkpoint_that_is_lost_is_made_again(run: RunFolder, text: Path
 
 
 def test_weights_alone_are_nothing_to_go_on_with(run: RunFolder) -> None:
-    run.checkpoint("last").unlink()
+    for path in (run.checkpoint("last"), *checkpoint.previous(run.checkpoint("last"))):
+        path.unlink()
     checkpoint.save(run.checkpoint("best"), {"model.weight": torch.ones(1)}, {})
     before = content(run)
     with pytest.raises(

@@ -37,6 +37,7 @@ from longspan.config.reference import documented
 from longspan.cores import settle_threads
 from longspan.errors import UserError, is_out_of_memory, nearest
 from longspan.registry import load_plugins
+from longspan.streams import open_missing, output_may_go_away
 from longspan.terminal import control_characters_shown
 from longspan.version import VERSION
 
@@ -57,6 +58,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake is one line on stderr and status 1."""
+    open_missing()
     settle_threads()
     with control_characters_shown():
         return _main(argv)
@@ -73,10 +75,10 @@ def _main(argv: Sequence[str] | None) -> int:
             _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
     except UserError as problem:
-        print(f"longspan: {problem}", file=sys.stderr)
+        _complain(str(problem))
         return 1
     except KeyboardInterrupt:
-        print("longspan: stopped", file=sys.stderr)
+        _complain("stopped")
         return 130
     except BrokenPipeError:
         # The reader has closed the pipe (`longspan recipes | head`): redirect stdout, so that the
@@ -84,9 +86,14 @@ def _main(argv: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as problem:  # a full disk, a folder one may not write to: the system names the file
-        print(f"longspan: {problem}", file=sys.stderr)
+        _complain(str(problem))
         return 1
     return 0
+
+
+def _complain(line: str) -> None:
+    with output_may_go_away():
+        print(f"longspan: {line}", file=sys.stderr)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:

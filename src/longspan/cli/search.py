@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from longspan.cli.figures import SCORED, final_figures
 from longspan.cli.train_options import Wanted, add_options, option_lines, wanted
 from longspan.errors import UserError
+from longspan.streams import output_may_go_away
 
 if TYPE_CHECKING:
     from longspan.runs import RunFolder
@@ -23,7 +24,7 @@ def register(subparsers: Any) -> None:
         help="search the pattern of a model's blocks",
         usage="longspan search [RECIPE] [--data CORPUS] [--name NAME] [--out RUN [--or-resume]] [--top N]\n"
         "                       [--plugin MODULE] [--OPTION VALUE ...]\n"
-        "       longspan search --resume RUN [--top N] [--plugin MODULE]",
+        "       longspan search --resume RUN [--top N] [--plugin MODULE] [--OPTION VALUE ...]",
         description="Train a supernet whose blocks learn their kind: attention, long attention, feed-\n"
         "forward or identity. Print the pattern that was found. Write a picture of the probabilities, an\n"
         "animation of their history, and the recipe found.toml, which 'longspan train' trains from scratch.",
@@ -40,7 +41,8 @@ def register(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.top < 1:
         raise UserError(f"--top must be at least 1, not {args.top}")
-    _show(_search(wanted(args)), args.top)
+    with output_may_go_away():
+        _show(_search(wanted(args)), args.top)
 
 
 def _search(wanted: Wanted) -> RunFolder:

@@ -11,6 +11,7 @@ from longspan import recipes
 from longspan.cli import spans
 from longspan.cli.figures import final_figures
 from longspan.cli.train_options import Wanted, add_options, option_lines, wanted
+from longspan.streams import output_may_go_away
 
 if TYPE_CHECKING:
     from longspan.runs import RunFolder
@@ -24,7 +25,7 @@ def register(subparsers: Any) -> None:
         help="train a model from a recipe",
         usage="longspan train [RECIPE] [--data CORPUS] [--name NAME] [--out RUN [--or-resume]]\n"
         "                      [--init RUN|FILE [--init-partial]] [--plugin MODULE] [--OPTION VALUE ...]\n"
-        "       longspan train --resume RUN [--plugin MODULE]",
+        "       longspan train --resume RUN [--plugin MODULE] [--OPTION VALUE ...]",
         description="Train a model, score it on held-out text, print a sample and the learned spans.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -34,7 +35,8 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    _train(wanted(args))
+    with output_may_go_away():
+        _train(wanted(args))
 
 
 def _train(wanted: Wanted) -> None:

@@ -15,7 +15,7 @@ from longspan.cli.overrides import changed, split_overrides
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.config import RunConfig
 from longspan.config.reference import documented
-from longspan.config.schema import override
+from longspan.config.schema import override, write
 from longspan.errors import UserError
 from longspan.files import free_folder
 
@@ -39,7 +39,11 @@ def add_options(parser: argparse.ArgumentParser, default: str) -> None:
     )
     parser.add_argument("--name", help="name of the run (default: that of --out, else the recipe's)")
     parser.add_argument("--out", metavar="RUN", help="the new run folder (default: runs/ and the name)")
-    parser.add_argument("--resume", metavar="RUN", help="continue a run that was stopped")
+    parser.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="continue a run that was stopped; with options such as --stage.0.steps it may also go on longer",
+    )
     parser.add_argument(
         "--or-resume", action="store_true", help="with --out RUN: continue the run if its folder exists"
     )
@@ -112,11 +116,22 @@ def wanted(args: argparse.Namespace) -> Wanted:
         config = _configuration(args, init)
         out = Path(args.out) if args.out else free_folder(Path("runs") / config.name)
         return Wanted(config, out, init, resumes=args.or_resume and out.exists())
-    if args.recipe or args.data or args.binary or args.name or args.out or args.init or args.overrides:
+    if args.recipe or args.data or args.binary or args.name or args.out or args.init:
         raise UserError(
-            "--resume uses the settings of the run: leave out all other options, or change RUN/config.toml"
+            "--resume continues a run as it is: leave out all other options, except dotted ones such as "
+            "--stage.0.steps"
         )
-    return Wanted(None, Path(args.resume), None, resumes=True)
+    run = Path(args.resume)
+    return Wanted(_changed_run(run, args.overrides), run, None, resumes=True)
+
+
+def _changed_run(run: Path, overrides: Sequence[str]) -> RunConfig | None:
+    """The configuration of a run with other values of some options; None without any."""
+    if not overrides:
+        return None
+    from longspan.runs import RunFolder
+
+    return changed(write(RunFolder.open(run).config), split_overrides(overrides), str(run))
 
 
 def _init(args: argparse.Namespace) -> Init | None:

@@ -198,7 +198,16 @@ class TrainingConfig:
     )
     log_every: int = option(50, help="steps between two lines of metrics")
     evaluate_every: int = option(1000, help="steps between two evaluations; 0 for none until the end")
-    checkpoint_every: int = option(1000, help="steps between two checkpoints; 0 for none until the end")
+    patience: int = option(
+        0, help="stop early, after this many evaluations in a row without a better score; 0 for never"
+    )
+    checkpoint_every: int = option(1000, help="steps between two checkpoints; 0 for none by steps")
+    checkpoint_minutes: float = option(
+        10.0, help="also save a checkpoint when the last one is this many minutes old; 0 for none by time"
+    )
+    keep_checkpoints: int = option(
+        2, help="how many of the last checkpoints are kept; if the newest is damaged, the one before is used"
+    )
 
     def __post_init__(self) -> None:
         if min(self.batch_size, self.block_length, self.log_every) < 1:
@@ -216,6 +225,14 @@ class TrainingConfig:
             raise ValueError("evaluate_every, checkpoint_every and compile_warmup must not be negative")
         if self.threads != "auto" and self.threads < 1:
             raise ValueError("threads must be at least 1, or auto")
+        if not self.checkpoint_minutes >= 0:
+            raise ValueError("checkpoint_minutes must not be negative")
+        if self.keep_checkpoints < 1:
+            raise ValueError("keep_checkpoints must be at least 1")
+        if self.patience < 0:
+            raise ValueError("patience must not be negative")
+        if self.patience and not self.evaluate_every:
+            raise ValueError("patience counts evaluations, and evaluate_every is 0: set evaluate_every too")
         if not 0.0 <= self.average < 1.0:
             raise ValueError("average must be at least 0 and below 1")
         if not 0 <= self.seed < 2**63:

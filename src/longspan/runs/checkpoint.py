@@ -5,7 +5,10 @@ The header has the facts and a checksum over everything, so a damaged file is de
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,8 +40,15 @@ class Checkpoint:
         return {name[len(start) :]: t for name, t in self.tensors.items() if name.startswith(start)}
 
 
-def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write a checkpoint. An existing file is replaced only when the new one is complete."""
+class Damaged(UserError):
+    """A checkpoint that cannot be read."""
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], keep: int = 1) -> None:
+    """Write a checkpoint. An existing file is replaced only when the new one is complete.
+
+    Of the checkpoints that were written to `path`, the newest `keep` stay, see `previous`.
+    """
     # Copies: safetensors does not allow two names for one storage, and tied weights have two.
     whole = {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
@@ -50,6 +60,28 @@ def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) ->
             save_file(whole, partial, metadata={"facts": said, "checksum": _checksum(whole, said)})
         except SafetensorError as problem:  # wraps errors of the system, such as a full disk
             raise UserError(f"could not write the checkpoint {path}: {problem}") from None
+        _keep_previous(path, keep)
+
+
+def previous(path: Path) -> list[Path]:
+    """The checkpoints that were at `path` before and are kept, newest first: `last-1`, `last-2` ..."""
+    pattern = re.compile(rf"{re.escape(path.stem)}-(\d+){re.escape(SUFFIX)}")
+    found = ((pattern.fullmatch(entry.name), entry) for entry in path.parent.glob(f"{path.stem}-*{SUFFIX}"))
+    return [entry for _, entry in sorted((int(match[1]), entry) for match, entry in found if match)]
+
+
+def _keep_previous(path: Path, keep: int) -> None:
+    """Give the file at `path` and those before it their next numbers; the oldest is replaced."""
+    numbered = [path, *(path.with_name(f"{path.stem}-{number}{SUFFIX}") for number in range(1, keep))]
+    for newer, older in reversed([*itertools.pairwise(numbered)]):
+        if newer != path and newer.exists():
+            os.replace(newer, older)
+        elif newer.exists():  # a second name, so that there is a checkpoint at `path` at any time
+            older.unlink(missing_ok=True)
+            try:
+                os.link(newer, older)
+            except OSError:  # some file systems have no hard links
+                os.replace(newer, older)
 
 
 def load(path: Path) -> Checkpoint:
@@ -60,7 +92,7 @@ def load(path: Path) -> Checkpoint:
     try:
         return _read(path)
     except _Damage as damage:
-        raise UserError(f"the checkpoint {path} is {damage}{_other_checkpoint(path)}") from None
+        raise Damaged(f"the checkpoint {path} is {damage}{_other_checkpoint(path)}") from None
 
 
 class _Damage(Exception):
@@ -95,7 +127,8 @@ def _checksum(tensors: Mapping[str, Tensor], said: str) -> str:
 
 def _other_checkpoint(path: Path) -> str:
     """A hint to use another checkpoint of the run, if there is one that is not damaged."""
-    others = [other for other in sorted(path.parent.glob(f"*{SUFFIX}")) if other != path]
+    others = [other for other in path.parent.glob(f"*{SUFFIX}") if other != path]
+    others.sort(key=lambda other: (len(other.stem), other.stem))  # best and last before last-1
     for other in others:
         try:
             _read(other)

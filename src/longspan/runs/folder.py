@@ -14,7 +14,7 @@ from torch import Tensor
 from longspan.config import RunConfig
 from longspan.data import Tokenizer, load_tokenizer
 from longspan.errors import UserError
-from longspan.files import whole_folder
+from longspan.files import whole_file, whole_folder
 from longspan.json_text import to_json
 from longspan.plugins import never_import_from
 from longspan.runs import checkpoint
@@ -184,6 +184,22 @@ class RunFolder:
     def checkpoint(self, which: Literal["last", "best"]) -> Path:
         """The newest weights, or those with the best score on the validation split."""
         return self.path / "checkpoints" / f"{which}{checkpoint.SUFFIX}"
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether the run has ever saved a checkpoint, which may be gone since."""
+        return self._saved.exists()
+
+    def note_saved(self) -> None:
+        """Remember that the run has saved a checkpoint: without one it then no longer starts again."""
+        if not self.has_saved:
+            with whole_file(self._saved) as partial:
+                partial.write_text("This run has saved checkpoints.\n", encoding="utf-8")
+
+    @property
+    def _saved(self) -> Path:
+        """Outside of `checkpoints/`, so that it stays when that folder is deleted."""
+        return self.path / "saved.txt"
 
     def _facts(self, name: str, *needed: str) -> dict[str, Any]:
         source = self.path / f"{name}.json"

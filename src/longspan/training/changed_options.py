@@ -25,7 +25,9 @@ def with_options(folder: RunFolder, config: RunConfig, init: Init | None) -> Run
         training = replace(training, precision=before.training.precision)
     if training.compile == "auto":
         training = replace(training, compile=before.training.compile)
-    data = replace(config.data, corpus=corpora.anchored(config.data.corpus))
+    data = config.data
+    if data.corpus:  # else it is trained on tokens passed from Python
+        data = replace(data, corpus=corpora.anchored(data.corpus))
     if started_from is not None and started_from["tokenizer"] and (init is None or init.with_tokenizer):
         data = replace(data, tokenizer=before.data.tokenizer)
     return replace(config, data=data, training=training)

@@ -1,8 +1,9 @@
-"""SIGINT and SIGTERM are remembered when they arrive and handled between steps, where it is safe."""
+"""SIGINT, SIGTERM and SIGHUP are remembered when they arrive and handled between steps, where it is safe."""
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any
@@ -11,9 +12,10 @@ from longspan.training.errors import Interrupted
 
 
 class Interrupt:
-    """While active, the first signal is only remembered; a second one has its usual effect."""
+    """While active, the first signal is only remembered; a second SIGINT or SIGTERM has its usual effect.
 
-    _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    A second SIGHUP has none: when a terminal is closed, it often comes from the system and from the shell.
+    """
 
     def __init__(self) -> None:
         self._caught: int | None = None
@@ -21,13 +23,13 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():  # Python allows signal handlers only here
-            self._previous = {number: signal.signal(number, self._note) for number in self._SIGNALS}
+            self._previous = {number: signal.signal(number, self._note) for number in _signals()}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop_listening()
+        self._restore(*self._previous)
 
     def check(self) -> None:
         """Raise `Interrupted` if a signal arrived."""
@@ -35,10 +37,17 @@ class Interrupt:
             raise Interrupted(self._caught)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._caught = number
-        self._stop_listening()
+        if self._caught is None:
+            self._caught = number
+        self._restore(signal.SIGINT, signal.SIGTERM)
 
-    def _stop_listening(self) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous = {}
+    def _restore(self, *numbers: int) -> None:
+        for number in numbers:
+            if number in self._previous:
+                signal.signal(number, self._previous.pop(number))
+
+
+def _signals() -> tuple[int, ...]:
+    if sys.platform == "win32" or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as with nohup
+        return signal.SIGINT, signal.SIGTERM
+    return signal.SIGINT, signal.SIGTERM, signal.SIGHUP

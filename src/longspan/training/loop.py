@@ -8,6 +8,7 @@ counters alone. So a resumed run continues exactly as if it had not been stopped
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -70,6 +71,7 @@ class Loop:
         self._divergence = DivergenceCheck(folder, model)
         self._interrupt = Interrupt()
         self._clock = Clock()
+        self._saved_at = time.monotonic()
         self._measure = ""
         self._estimated_stages = [self._with_estimated_steps(stage) for stage in self._config.stage]
         if resume_from is None:
@@ -89,7 +91,7 @@ class Loop:
         self._progress = RunProgress.from_json(facts["progress"])
         self._loss_meter = LossMeter.from_json(facts["loss_meter"])
         if not self._folder.checkpoint("best").exists():  # it was lost: the next evaluation writes a new one
-            self._progress.best_loss, self._progress.evaluated = None, 0
+            self._progress.best_loss, self._progress.evaluated, self._progress.since_best = None, 0, 0
         self._begin_stage()
         self._state = train_state.unpack(saved, self._model, self._strategy.optimizers, self._device)
         if self._average is not None:
@@ -103,15 +105,20 @@ class Loop:
         if (notice := undeclared_notice(self._model, self._config.stage)) is not None:
             self._reporter.say(notice)
         try:
-            with self._interrupt, self._blocks:
+            with self._interrupt:
+                self._train_or_save()
+        finally:
+            self._records.close()
+
+    def _train_or_save(self) -> None:
+        try:
+            with self._blocks:
                 self._train()
                 self._finish()
         except (Interrupted, Stopped):
             if self._unsaved:
                 self._save("last")
             raise
-        finally:
-            self._records.close()
 
     @property
     def _stage(self) -> StageConfig:
@@ -133,9 +140,15 @@ class Loop:
         while True:
             if self._due(training.evaluate_every) and progress.evaluated != progress.step:
                 self._evaluate()
-            if self._due(training.checkpoint_every) and self._unsaved:
+            if self._unsaved and (self._due(training.checkpoint_every) or self._minutes_are_over()):
                 self._save("last")
             self._interrupt.check()
+            if progress.out_of_patience(training.patience):
+                self._reporter.say(
+                    f"stopping early: no better score in {progress.since_best} evaluations since step "
+                    f"{progress.best_step:,}"
+                )
+                return
             if not self._find_stage():
                 return
             blocks = self._next_blocks()
@@ -151,6 +164,10 @@ class Loop:
 
     def _due(self, every: int) -> bool:
         return every > 0 and self._progress.step > 0 and self._progress.step % every == 0
+
+    def _minutes_are_over(self) -> bool:
+        minutes = self._config.training.checkpoint_minutes
+        return minutes > 0 and time.monotonic() - self._saved_at > 60 * minutes
 
     def _find_stage(self) -> bool:
         """Move to the next stage that is not over; false when all are."""
@@ -314,7 +331,9 @@ class Loop:
         self._unsaved = True
         best = progress.best_loss is None or score.loss < progress.best_loss
         if best:
-            progress.best_loss, progress.best_step = score.loss, progress.step
+            progress.best_loss, progress.best_step, progress.since_best = score.loss, progress.step, 0
+        else:
+            progress.since_best += 1
         line = {
             "kind": "valid",
             "step": progress.step,
@@ -390,9 +409,11 @@ class Loop:
             tensors = train_state.pack(self._model, self._strategy.optimizers, self._state, self._device)
             if self._average is not None:
                 tensors |= {f"average.{name}": tensor for name, tensor in self._average.weights.items()}
-            checkpoint.save(self._folder.checkpoint(which), tensors, facts)
+            keep = self._config.training.keep_checkpoints if which == "last" else 1
+            checkpoint.save(self._folder.checkpoint(which), tensors, facts, keep)
+            self._folder.note_saved()
         if which == "last":
-            self._unsaved = False
+            self._unsaved, self._saved_at = False, time.monotonic()
 
     def _show_status(self) -> None:
         progress = self._progress

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from longspan.streams import lasting
 from longspan.terminal import console, visible
 
 
@@ -34,11 +37,14 @@ class Reporter:
 class PlainReporter(Reporter):
     """Plain lines, for files and pipes."""
 
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out  # None: stdout
+
     def say(self, line: str) -> None:
-        print(line, flush=True)
+        print(line, flush=True, file=self._out)
 
     def log(self, line: str) -> None:
-        print(line, flush=True)
+        print(line, flush=True, file=self._out)
 
 
 class LiveReporter(Reporter):
@@ -67,6 +73,7 @@ class LiveReporter(Reporter):
 
 
 def reporter_for_stdout() -> Reporter:
-    """A live status line on a terminal, plain lines elsewhere."""
+    """A live status line on a terminal, plain lines elsewhere; training goes on when nobody reads them."""
     on_stdout = console()
-    return LiveReporter(on_stdout) if on_stdout.is_terminal else PlainReporter()
+    on_stdout.file = lasting(on_stdout.file)
+    return LiveReporter(on_stdout) if on_stdout.is_terminal else PlainReporter(lasting(sys.stdout))

@@ -26,7 +26,7 @@ from longspan.runs.environment import check_one_process, device_name, difference
 from longspan.runs.init import Init
 from longspan.runs.resume_checks import check_resumable, fixed_options
 from longspan.testing import ContractError, check_model
-from longspan.training import changed_options, initial_weights
+from longspan.training import changed_options, initial_weights, resume_point
 from longspan.training.loop import Loop
 from longspan.training.reporter import Reporter
 from longspan.training.run_log import RunLog
@@ -53,8 +53,8 @@ def train(
     With `init` it starts from the weights of another run, by default with the tokenizer of that run.
     `callback` gets every line of training and validation metrics; if it returns False the run is saved and
     `Stopped` is raised. At the end the weights with the best validation loss are scored on the validation and
-    test splits. SIGINT and SIGTERM save the run and raise `Interrupted`; a loss that is not finite raises
-    `Diverged`.
+    test splits. SIGINT, SIGTERM and SIGHUP save the run and raise `Interrupted`; a loss that is not finite
+    raises `Diverged`.
     """
     check_one_process()
     RunFolder.must_be_new(out)
@@ -124,8 +124,8 @@ def resume(
     if not folder.config.stage:
         raise UserError(f"{run} cannot be resumed: its configuration has no [[stage]]")
     with RunLog(reporter or Reporter()) as log, cpu_threads(folder.config.training.threads):
-        if is_finished(folder):
-            log.say(f"{run} is finished: nothing to do")
+        if (advice := _finished(folder, before)) is not None:
+            log.say(f"{run} is finished: {advice}")
             return folder
         with lock.for_training(folder):
             _continue_run(folder, before, given, log, strategy, callback)
@@ -134,15 +134,28 @@ def resume(
 
 def is_finished(folder: RunFolder) -> bool:
     """Whether a run has its final score; false again if steps or stages were added to config.toml since."""
-    if folder.final() is None or folder.config.training.at_end == "stop":
-        return folder.final() is not None
+    return _finished(folder, None) is not None
+
+
+def _finished(folder: RunFolder, before: RunConfig | None) -> str | None:
+    """What to do with a run that is finished; None if it is not. `before` is as in `_continue_run`."""
+    if folder.final() is None:
+        return None
+    training = folder.config.training
+    if training.at_end == "stop":
+        return "nothing to do"
     try:
         facts = checkpoint.load(folder.checkpoint("last")).facts
     except UserError:  # the checkpoint is lost, but the final score exists
-        return True
+        longer = before is not None and before.stage != folder.config.stage
+        return None if longer else "nothing to do"
     progress = RunProgress.from_json(facts["progress"])
+    if progress.out_of_patience(training.patience):
+        return (
+            f"it had no better score in {progress.since_best} evaluations; to go on, raise training.patience"
+        )
     left = folder.config.stage[progress.stage :]
-    return len(left) < 2 and all(map(progress.stage_is_over, left))
+    return "nothing to do" if len(left) < 2 and all(map(progress.stage_is_over, left)) else None
 
 
 def _continue_run(
@@ -154,7 +167,7 @@ def _continue_run(
     callback: Callback | None,
 ) -> None:
     """`before` is what config.toml holds, if a command gives other options."""
-    device, saved = pick_device(folder.config.training.device), _checkpoint_to_resume(folder, log)
+    device, saved = pick_device(folder.config.training.device), resume_point.load(folder, log)
     folder.config = config = resolved(folder.config, device)  # config.toml has `auto` only if it was edited
     changes = [] if before is None else changed_options.differences(before, config)
     if saved is not None:
@@ -198,26 +211,6 @@ def _continue_run(
             log.say(f"changed in {folder.path / 'config.toml'}: {', '.join(changes)}")
             changed_options.store(folder)
         _run(folder, corpus, model, log, saved, strategy, callback, config.training)
-
-
-def _checkpoint_to_resume(folder: RunFolder, reporter: Reporter) -> Checkpoint | None:
-    """The checkpoint to resume from; None if the run has saved nothing.
-
-    A run may be killed between its first evaluation and its first regular checkpoint. Then only `best`
-    exists. It is enough, because it holds everything that `last` would.
-    """
-    last, best = folder.checkpoint("last"), folder.checkpoint("best")
-    source = last if last.exists() else best
-    if not source.exists():
-        return None
-    saved = checkpoint.load(source)
-    if "progress" not in saved.facts:
-        raise UserError(f"{source} holds only weights, no state of a training to resume: start a new run")
-    if source == best:
-        averaged = ", with the averaged weights as weights" if saved.below("average") else ""
-        reporter.say(f"there is no {last}: continuing from {best.name}{averaged}")
-        checkpoint.save(last, saved.tensors, saved.facts)
-    return saved
 
 
 def _with_absolute_corpus(config: RunConfig) -> RunConfig:

@@ -31,6 +31,7 @@ class RunProgress:
     evaluated: int = 0  # the step of the latest evaluation
     best_loss: float | None = None
     best_step: int | None = None
+    since_best: int = 0  # evaluations after the best one
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -41,6 +42,10 @@ class RunProgress:
 
     def stage_is_over(self, stage: StageConfig) -> bool:
         return done(stage, self.stage_step, self.stage_seconds, self.stage_epochs) == 1.0
+
+    def out_of_patience(self, patience: int) -> bool:
+        """Whether the last `patience` evaluations were no better than one before; never if it is 0."""
+        return 0 < patience <= self.since_best
 
     def begin_next_stage(self, stage: StageConfig) -> None:
         self.stage, self.stage_step, self.stage_seconds = self.stage + 1, 0, 0.0
