@@ -18,7 +18,7 @@ from torch import Tensor
 from longspan.config import RunConfig, schema
 from longspan.config.overrides import override_all
 from longspan.data import Tokenizer
-from longspan.errors import UserError
+from longspan.errors import UserError, usage_errors
 from longspan.generation import check_sampling, generate_from
 from longspan.inspection.attention import LayerAttention, attention
 from longspan.inspection.attention_by_distance import MeanAttention, mean_attention
@@ -273,5 +273,6 @@ def _checkpoint(folder: RunFolder, which: Literal["best", "last"]) -> Path:
 
 def _overridden(config: RunConfig, overrides: Mapping[str, str | int | float | bool]) -> RunConfig:
     table = schema.write(config)
-    override_all(table, overrides)
-    return schema.read(RunConfig, table)
+    with usage_errors():  # the configuration without them has been read already
+        override_all(table, overrides)
+        return schema.read(RunConfig, table)

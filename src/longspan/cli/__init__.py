@@ -32,9 +32,10 @@ from longspan.cli import (
     train,
 )
 from longspan.cli.plugin_option import given_plugins
+from longspan.cli.suggestions import OTHER_NAMES, nearest_option, same_meaning
 from longspan.config import RunConfig
 from longspan.config.reference import documented
-from longspan.errors import UserError, is_out_of_memory, nearest
+from longspan.errors import UsageError, UserError, is_out_of_memory, nearest
 from longspan.registry import load_plugins
 from longspan.version import VERSION
 
@@ -54,7 +55,10 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; a user's mistake is one line on stderr and status 1."""
+    """Run one command and return its exit status.
+
+    A user's mistake is one line on stderr: status 2 for one in the words of the command, 1 for all others.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the terminal may not support all characters
     if isinstance(sys.stdin, io.TextIOWrapper):
@@ -66,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except UserError as problem:
         print(f"longspan: {problem}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(problem, UsageError) else 1
     except KeyboardInterrupt:
         print("longspan: stopped", file=sys.stderr)
         return 130
@@ -97,7 +101,7 @@ def _run(argv: list[str]) -> None:
         module.register(subparsers)
 
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
-        raise UserError(f"unknown command '{argv[0]}'{nearest(argv[0], COMMANDS)} (see 'longspan --help')")
+        raise UsageError(f"unknown command '{argv[0]}'{nearest(argv[0], COMMANDS)} (see 'longspan --help')")
     plain, dotted = _set_dotted_apart(argv)
     args, surplus = parser.parse_known_args(plain)
     accepts_overrides = getattr(args, "accepts_overrides", False)
@@ -105,7 +109,7 @@ def _run(argv: list[str]) -> None:
         surplus, dotted = surplus + dotted, []
     if surplus:
         command = subparsers.choices.get(args.command, parser)
-        raise UserError(_complaint(command, surplus[0], accepts_overrides))
+        raise UsageError(_complaint(command, surplus[0], accepts_overrides))
     if args.command is None:
         parser.print_help()
         return
@@ -141,14 +145,17 @@ def _complaint(parser: argparse.ArgumentParser, word: str, accepts_overrides: bo
     if not word.startswith("-"):
         return f"unexpected argument '{word}' {where}"
     option = word.partition("=")[0]
-    example = _dotted_option(option[2:]) if accepts_overrides else None
+    name = option.lstrip("-")
+    known = re.findall(r"--[\w-]+", parser.format_usage())
+    if (same := same_meaning(name, known)) is not None:
+        return f"unknown option '{option}'; did you mean '{same}'? {where}"
+    example = _dotted_option(name) or _dotted_option(OTHER_NAMES.get(name, "")) if accepts_overrides else None
     if example is not None:
         return (
             f"unknown option '{option}': options of a recipe are dotted, such as --{example} "
             "('longspan train --help' lists them)"
         )
-    known = re.findall(r"--[\w-]+", parser.format_usage())
-    return f"unknown option '{option}'{nearest(option, known)} {where}"
+    return f"unknown option '{option}'{nearest_option(name, known)} {where}"
 
 
 def _dotted_option(part: str) -> str | None:
@@ -171,4 +178,4 @@ class _OneLineParser(argparse.ArgumentParser):
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (see '{self.prog} --help')")
+        raise UsageError(f"{message} (see '{self.prog} --help')")

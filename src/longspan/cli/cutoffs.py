@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from longspan.cli.console import say, show_table
+from longspan.cli.paths import as_path
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.cli.tokenizer_options import add_tokenizer_options, given_tokenizer_options, tokenizer_config
 from longspan.config import DataConfig
-from longspan.errors import UserError
+from longspan.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     from longspan.output.cutoffs import Cost
@@ -29,7 +30,7 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument("corpus", nargs="?", metavar="CORPUS", help="a named corpus, a text file or a folder")
     parser.add_argument(
-        "--counts", type=Path, metavar="FILE", help="in place of a corpus: one count per line"
+        "--counts", type=as_path, metavar="FILE", help="in place of a corpus: one count per line"
     )
     parser.add_argument("--clusters", type=int, required=True, metavar="K", help="clusters; K - 1 cutoffs")
     parser.add_argument(
@@ -101,17 +102,17 @@ def _constants(text: str) -> ProductTime:
 
 def _check(args: argparse.Namespace) -> None:
     if (args.corpus is None) == (args.counts is None):
-        raise UserError("give either a corpus or --counts FILE (see 'longspan cutoffs --help')")
+        raise UsageError("give either a corpus or --counts FILE (see 'longspan cutoffs --help')")
     if args.counts is not None and (given := given_tokenizer_options(args)):
-        raise UserError(f"{given[0]} has no effect with --counts: the words are counted already")
+        raise UsageError(f"{given[0]} has no effect with --counts: the words are counted already")
     for name in ("tokens", "width", "device", "constants"):
         value = getattr(args, name)
         if value is not None and args.cost != "time":
-            raise UserError(f"--{name} has no effect without --cost time")
+            raise UsageError(f"--{name} has no effect without --cost time")
         if isinstance(value, int) and value < 1:
-            raise UserError(f"--{name} must be at least 1, not {value}")
+            raise UsageError(f"--{name} must be at least 1, not {value}")
     if args.constants is not None and (args.width or args.device):
-        raise UserError("with --constants nothing is measured: leave out --width and --device")
+        raise UsageError("with --constants nothing is measured: leave out --width and --device")
 
 
 def _counts(args: argparse.Namespace) -> list[int]:

@@ -10,7 +10,7 @@ from longspan.cli.console import say, show_table
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.cli.tokenizer_options import add_tokenizer_options, tokenizer_config
 from longspan.config import DataConfig
-from longspan.errors import UserError
+from longspan.errors import UsageError
 
 
 def register(subparsers: Any) -> None:
@@ -72,7 +72,7 @@ def add(args: argparse.Namespace) -> None:
     from longspan.data import corpora
 
     if not args.path:
-        raise UserError("PATH is empty: give a text file, or a folder of text files")
+        raise UsageError("PATH is empty: give a text file, or a folder of text files")
     place = corpora.add(args.name, Path(args.path))
     print(f"'{args.name}' now stands for {place}")
 

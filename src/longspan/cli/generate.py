@@ -6,7 +6,9 @@ import argparse
 import sys
 from typing import Any
 
+from longspan.cli.paths import expanded
 from longspan.cli.plugin_option import add_plugin_option
+from longspan.errors import usage_errors
 
 
 def register(subparsers: Any) -> None:
@@ -16,7 +18,7 @@ def register(subparsers: Any) -> None:
         description="Continue a text and print it token by token. Without a prompt the model starts as at "
         "the beginning of a line.",
     )
-    parser.add_argument("folder", metavar="RUN", help="the run folder")
+    parser.add_argument("folder", type=expanded, metavar="RUN", help="the run folder")
     parser.add_argument("--prompt", default="", help="the text to continue; - reads it from standard input")
     parser.add_argument(
         "--tokens", type=int, default=200, metavar="N", help="number of tokens (default: 200)"
@@ -40,8 +42,11 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from longspan.generation import check_sampling
     from longspan.language_model import load
 
+    with usage_errors():
+        check_sampling(args.tokens, args.temperature, args.top_k, args.top_p)
     lm = load(args.folder, args.checkpoint, args.device)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     pieces = lm.stream(prompt, args.tokens, args.temperature, args.top_k, args.top_p, args.seed)

@@ -8,6 +8,7 @@ from shlex import quote
 from typing import Any
 
 from longspan.cli.console import say
+from longspan.cli.paths import check_parent, expanded
 
 
 def register(subparsers: Any) -> None:
@@ -19,7 +20,12 @@ def register(subparsers: Any) -> None:
         "that the model was trained on. Without a corpus, and for fairseq, the run reads and writes token "
         "numbers. Options that the file does not contain have the project's defaults.",
     )
-    parser.add_argument("file", metavar="FILE", help="the checkpoint; a file that could run code is refused")
+    parser.add_argument(
+        "file",
+        type=expanded,
+        metavar="FILE",
+        help="the checkpoint; a file that could run code is refused",
+    )
     parser.add_argument(
         "--from",
         dest="kind",
@@ -30,10 +36,11 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--data", metavar="CORPUS", help="the corpus it was trained on")
     parser.add_argument(
         "--config",
+        type=expanded,
         metavar="FILE",
         help="JSON with the original's options (default for hf-transfo-xl: config.json next to FILE)",
     )
-    parser.add_argument("--out", metavar="RUN", required=True, help="the new run folder")
+    parser.add_argument("--out", type=expanded, metavar="RUN", required=True, help="the new run folder")
     parser.set_defaults(run=run)
 
 
@@ -41,6 +48,7 @@ def run(args: argparse.Namespace) -> None:
     from longspan.interop.run import import_run
 
     file, out = Path(args.file), Path(args.out)
+    check_parent(out)
     import_run(file, args.kind, out, args.data, args.config, progress=say)
     text = "" if args.data else " --data NUMBERS.txt"
     there = quote(str(out))

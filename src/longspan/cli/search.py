@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from longspan.cli.figures import SCORED, final_figures
 from longspan.cli.train_options import Wanted, add_options, option_lines, wanted
-from longspan.errors import UserError
+from longspan.errors import UsageError
 
 if TYPE_CHECKING:
     from longspan.runs import RunFolder
@@ -39,7 +39,7 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     if args.top < 1:
-        raise UserError(f"--top must be at least 1, not {args.top}")
+        raise UsageError(f"--top must be at least 1, not {args.top}")
     _show(_search(wanted(args)), args.top)
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from longspan.cli.paths import check_parent, expanded
 from longspan.cli.plugin_option import add_plugin_option
-from longspan.errors import UserError
+from longspan.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     from longspan.runs import RunFolder
@@ -20,10 +21,13 @@ def register(subparsers: Any) -> None:
         help="show the learned span of every head",
         description="Print the learned spans, and draw them with their history as a picture.",
     )
-    parser.add_argument("folder", metavar="RUN", help="the run folder")
-    parser.add_argument("--out", metavar="FILE.png", help="file of the picture (default: RUN/spans.png)")
+    parser.add_argument("folder", type=expanded, metavar="RUN", help="the run folder")
+    parser.add_argument(
+        "--out", type=expanded, metavar="FILE.png", help="file of the picture (default: RUN/spans.png)"
+    )
     parser.add_argument(
         "--freeze",
+        type=expanded,
         metavar="NEW_RUN",
         help="make a new run from the best weights, with the learned spans as fixed windows",
     )
@@ -37,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
     folder = RunFolder.open(Path(args.folder))
     picture = Path(args.out) if args.out else None
     if picture is not None and picture.suffix != ".png":
-        raise UserError(f"the picture is a PNG file: --out must end in .png, not {picture.name}")
+        raise UsageError(f"the picture is a PNG file: --out must end in .png, not {picture.name}")
     if picture is not None and picture.exists():
         raise UserError(f"{picture} exists already: give --out another name")
     show(folder, picture)
@@ -48,6 +52,7 @@ def run(args: argparse.Namespace) -> None:
 def freeze(folder: RunFolder, out: Path) -> None:
     from longspan.runs.freeze_spans import freeze_spans
 
+    check_parent(out)
     freeze_spans(folder, out)
     print(f"{out}: its windows are in config.toml; try 'longspan eval {quote(str(out))}'")
 

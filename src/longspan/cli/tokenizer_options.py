@@ -6,6 +6,7 @@ import argparse
 import typing
 
 from longspan.config import DataConfig, TokenizerConfig, schema
+from longspan.errors import usage_errors
 
 
 def add_tokenizer_options(parser: argparse.ArgumentParser, *, default: str) -> None:
@@ -37,4 +38,5 @@ def tokenizer_config(args: argparse.Namespace) -> TokenizerConfig:
     }
     if args.vocabulary_size is not None:
         table["vocabulary_size"] = args.vocabulary_size
-    return schema.read(DataConfig, {"tokenizer": table}).tokenizer
+    with usage_errors():
+        return schema.read(DataConfig, {"tokenizer": table}).tokenizer

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from longspan import recipes
 from longspan.cli.overrides import changed, split_overrides
+from longspan.cli.paths import check_parent, expanded
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.config import RunConfig
 from longspan.config.reference import documented
-from longspan.config.schema import override
-from longspan.errors import UserError
+from longspan.errors import UsageError, UserError
 from longspan.files import free_folder
 
 if TYPE_CHECKING:
@@ -30,18 +30,22 @@ def add_options(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument(
         "recipe",
         nargs="?",
+        type=expanded,
         metavar="RECIPE",
         help=f"a name from 'longspan recipes' or a TOML file (default: {default})",
     )
     parser.add_argument("--data", metavar="CORPUS", help="a named corpus, a text file or a folder")
     parser.add_argument("--name", help="name of the run (default: that of --out, else the recipe's)")
-    parser.add_argument("--out", metavar="RUN", help="the new run folder (default: runs/ and the name)")
-    parser.add_argument("--resume", metavar="RUN", help="continue a run that was stopped")
+    parser.add_argument(
+        "--out", type=expanded, metavar="RUN", help="the new run folder (default: runs/ and the name)"
+    )
+    parser.add_argument("--resume", type=expanded, metavar="RUN", help="continue a run that was stopped")
     parser.add_argument(
         "--or-resume", action="store_true", help="with --out RUN: continue the run if its folder exists"
     )
     parser.add_argument(
         "--init",
+        type=expanded,
         metavar="RUN|FILE",
         help="start from the weights of a run, trained or imported, or of a checkpoint; the tokenizer is "
         "that of the run unless --data.tokenizer.* is given, and without RECIPE so is the configuration",
@@ -99,18 +103,19 @@ def wanted(args: argparse.Namespace) -> Wanted:
     }
     for option, value in given.items():
         if value == "":  # most likely an unset shell variable
-            raise UserError(f"{option} is empty: give it a value or leave it out")
+            raise UsageError(f"{option} is empty: give it a value or leave it out")
     if args.or_resume and not args.out:
-        raise UserError("--or-resume needs the run folder: give --out RUN")
+        raise UsageError("--or-resume needs the run folder: give --out RUN")
     if args.init_partial and not args.init:
-        raise UserError("--init-partial needs the weights to start from: give --init RUN")
+        raise UsageError("--init-partial needs the weights to start from: give --init RUN")
     if args.resume is None:
         init = _init(args)
         config = _configuration(args, init)
         out = Path(args.out) if args.out else free_folder(Path("runs") / config.name)
+        check_parent(out)
         return Wanted(config, out, init, resumes=args.or_resume and out.exists())
     if args.recipe or args.data or args.name or args.out or args.init or args.overrides:
-        raise UserError(
+        raise UsageError(
             "--resume uses the settings of the run: leave out all other options, or change RUN/config.toml"
         )
     return Wanted(None, Path(args.resume), None, resumes=True)
@@ -131,13 +136,14 @@ def _configuration(args: argparse.Namespace, init: Init | None) -> RunConfig:
         raise UserError(f"{args.recipe} is not a recipe: to train on it, use --data {quote(args.recipe)}")
     table = _table(args, init)
     _add_plugins(table, args.plugin)
+    given = split_overrides(args.overrides)
     if args.data is not None:
-        override(table, "data.corpus", args.data)
+        given.insert(0, ("data.corpus", args.data))
     if args.name is not None:
-        override(table, "name", args.name)
+        given.insert(0, ("name", args.name))
     elif args.out is not None:
-        override(table, "name", os.path.basename(os.path.abspath(args.out)))
-    return changed(table, split_overrides(args.overrides), args.recipe or args.default_recipe)
+        given.insert(0, ("name", os.path.basename(os.path.abspath(args.out))))
+    return changed(table, given, args.recipe or args.default_recipe)
 
 
 def _table(args: argparse.Namespace, init: Init | None) -> dict[str, Any]:
