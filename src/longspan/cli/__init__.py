@@ -27,6 +27,7 @@ from longspan.cli import (
     generate,
     import_,
     recipes,
+    runs,
     search,
     spans,
     train,
@@ -49,6 +50,7 @@ COMMANDS = {
     "data": data,
     "cutoffs": cutoffs,
     "recipes": recipes,
+    "runs": runs,
     "import": import_,
     "bench": bench,
 }

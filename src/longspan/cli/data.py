@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from longspan.cli.console import say, show_table
+from longspan.cli.data_removal import add_removal_actions
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.cli.tokenizer_options import add_tokenizer_options, tokenizer_config
 from longspan.config import DataConfig
@@ -34,6 +35,8 @@ def register(subparsers: Any) -> None:
     action.add_argument("name", metavar="NAME", help="the name")
     action.add_argument("path", metavar="PATH", help="a text file, or a folder of text files")
     action.set_defaults(run=add)
+
+    add_removal_actions(actions)
 
     action = actions.add_parser("info", help="splits, sizes and vocabulary of a corpus")
     action.add_argument("corpus", metavar="NAME_OR_PATH", help="a named corpus, a text file or a folder")

@@ -38,20 +38,27 @@ def apply(table: dict[str, Any], overrides: Iterable[tuple[str, str]]) -> None:
 def changed(table: dict[str, Any], overrides: Iterable[tuple[str, str]], recipe: str) -> RunConfig:
     """The configuration of `recipe` after setting these values in its table.
 
-    A mistake is one of usage if the recipe alone has none.
+    A mistake is one of usage if it is in an option that was typed, or if the recipe alone has none.
     """
     overrides, before = list(overrides), _architecture(table)
-    recipe_alone = deepcopy(table)
+    alone = deepcopy(table)
     try:
         apply(table, overrides)
         return read(RunConfig, table)
     except UserError as problem:
-        read(RunConfig, recipe_alone)
         now, complaint = _architecture(table), str(problem)
         typed = any(f"'{name.replace('-', '_')}'" in complaint for name, _ in overrides)
-        if now == before or typed or not complaint.startswith("unknown key 'model."):
-            raise UsageError(str(problem)) from None
-        raise UsageError(_other_architecture(recipe, before, now)) from None
+        if now != before and not typed and complaint.startswith("unknown key 'model."):
+            complaint = _other_architecture(recipe, before, now)
+        raise (UsageError if typed or _is_valid(alone) else UserError)(complaint) from None
+
+
+def _is_valid(table: dict[str, Any]) -> bool:
+    try:
+        read(RunConfig, table)
+    except UserError:
+        return False
+    return True
 
 
 def _architecture(table: dict[str, Any]) -> str:
