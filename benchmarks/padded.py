@@ -37,8 +37,8 @@ def span_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, context: Atte
         persistent_scores_BHTP = content_q_BHTK @ context.persistent[0].to(q_BHTK.dtype).mT
         scores_NTX = torch.cat([scores_NTX, persistent_scores_BHTP.flatten(0, 1)], dim=-1)
     weights_NTX = torch.softmax(scores_NTX / math.sqrt(width), dim=-1)
-    if context.spans_H is not None:
-        mask_HX = soft_mask(context.spans_H, context.ramp, window).flip(1)
+    if context.spans is not None:
+        mask_HX = soft_mask(context.spans, context.ramp, window).flip(1)
         if context.persistent is not None:
             mask_HX = F.pad(mask_HX, (0, context.persistent[0].shape[1]), value=1.0)
         weights_NTX = (weights_NTX.unflatten(0, (-1, heads)) * mask_HX[:, None]).flatten(0, 1)

@@ -48,7 +48,7 @@ class PaddedAttention(Attention):
             past=(),  # its keys and values are projected together with those of the block
             windows=self.span.windows_for(h_BTD.shape[1]),
             position_keys=self._positions[0].keys_LK,
-            spans_H=self.span.spans_H(),
+            spans=self.span.spans_for(h_BTD),
             ramp=self.span.ramp,
             dropout=self.dropout if self.training else 0.0,
         )

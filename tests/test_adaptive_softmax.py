@@ -16,9 +16,11 @@ from longspan.config import (
     AllAttentionConfig,
     RunConfig,
     StageConfig,
+    TransformerXLConfig,
     VocabularyConfig,
     schema,
 )
+from longspan.config.transformer_xl import XLVocabularyConfig
 from longspan.errors import UserError
 from longspan.layers.embeddings import AdaptiveEmbedding
 from longspan.models import build
@@ -36,6 +38,9 @@ TIED = AllAttentionConfig(
 def layers(draw) -> tuple[AdaptiveEmbedding, AdaptiveSoftmaxHead]:
     cutoffs = sorted(draw(st.sets(st.integers(1, VOCABULARY - 1), max_size=4)))
     one_table = draw(st.booleans())
+    widths = draw(
+        st.none() | st.lists(st.integers(1, 20), min_size=1 + len(cutoffs), max_size=1 + len(cutoffs))
+    )
     torch.manual_seed(draw(st.integers(0, 99)))
     embedding = AdaptiveEmbedding(
         VOCABULARY,
@@ -43,8 +48,12 @@ def layers(draw) -> tuple[AdaptiveEmbedding, AdaptiveSoftmaxHead]:
         cutoffs=cutoffs,
         division=1 if one_table else draw(st.sampled_from([1, 2])),
         table_width=draw(st.sampled_from([None, WIDTH + 4])),
+        cluster_widths=() if one_table or widths is None else widths,
         one_table=one_table,
     )
+    if one_table and widths is not None:  # only the head has clusters of its own widths
+        head = AdaptiveSoftmaxHead(embedding, tie_tables=False, tie_projections=False, cluster_widths=widths)
+        return _moved(embedding, head)
     head = AdaptiveSoftmaxHead(
         embedding,
         tie_tables=draw(st.booleans()),
@@ -53,6 +62,12 @@ def layers(draw) -> tuple[AdaptiveEmbedding, AdaptiveSoftmaxHead]:
         ),
         cluster_order=draw(st.sampled_from(["from-end", "forward"])),
     )
+    return _moved(embedding, head)
+
+
+def _moved(
+    embedding: AdaptiveEmbedding, head: AdaptiveSoftmaxHead
+) -> tuple[AdaptiveEmbedding, AdaptiveSoftmaxHead]:
     with torch.no_grad():  # biases and cluster columns begin at zero, where mistakes would not show
         for parameter in head.parameters():
             parameter.add_(torch.randn_like(parameter))
@@ -330,3 +345,57 @@ def test_a_head_that_narrows_alone_is_torchs():
     hidden_BTD = torch.randn(2, 3, WIDTH)
     expected = torchs.log_prob(hidden_BTD.flatten(0, 1)).view(2, 3, VOCABULARY)
     torch.testing.assert_close(head.log_probs(hidden_BTD), expected)
+
+
+@pytest.mark.parametrize("divided", ["both", "head"])
+def test_cluster_widths_of_a_recipe(divided):
+    """Each cluster has the width it is given, in the head alone or in the embedding too."""
+    vocabulary = XLVocabularyConfig(cutoffs=(5, 9), cluster_widths=(12, 3, 7), divided=divided, tied=False)
+    model = build(
+        TransformerXLConfig(num_layers=1, width=WIDTH, num_heads=2, vocabulary=vocabulary), VOCABULARY
+    )
+    head = [tuple(table.shape) for table in model.head.tables]
+    assert head == [(5, 12), (4, 3), (14, 7)]
+    embedding = [tuple(table.shape) for table in model.embedding.tables]
+    assert embedding == (head if divided == "both" else [(VOCABULARY, WIDTH)])
+    assert model.head.cluster_weight.shape == (2, 12)
+
+
+def test_cluster_widths_take_the_place_of_division():
+    """With the widths that a division gives, the weights and their initial values are the same."""
+    models = []
+    for options in ({"division": 2}, {"cluster_widths": (16, 8, 4)}):
+        vocabulary = VocabularyConfig(cutoffs=(5, 9), tied=True, **options)
+        torch.manual_seed(5)
+        models.append(build(AdaptiveSpanConfig(num_layers=1, width=WIDTH, vocabulary=vocabulary), VOCABULARY))
+    first, second = (model.state_dict() for model in models)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "complaint"),
+    [
+        (VocabularyConfig, {"cluster_widths": [4, 2]}, "cluster_widths has no effect without cutoffs"),
+        (
+            VocabularyConfig,
+            {"cutoffs": [5], "cluster_widths": [4]},
+            "cluster_widths has 1 entries for 2 clusters",
+        ),
+        (VocabularyConfig, {"cutoffs": [5], "cluster_widths": [4, 0]}, "must be at least 1, not 4, 0"),
+        (
+            VocabularyConfig,
+            {"cutoffs": [5], "cluster_widths": [4, 2], "division": 2},
+            "division has no effect with cluster_widths",
+        ),
+        (XLVocabularyConfig, {"cluster_widths": [4, 2]}, "cluster_widths has 2 entries for 1 clusters"),
+        (
+            XLVocabularyConfig,
+            {"cutoffs": [5], "cluster_widths": [4, 2], "table_width": 8},
+            "division and table_width have no effect with cluster_widths",
+        ),
+    ],
+)
+def test_cluster_widths_that_make_no_sense(cls, options, complaint):
+    with pytest.raises(UserError, match=complaint):
+        schema.read(cls, options)

@@ -153,8 +153,8 @@ class TestStage:
             schema.override(typed, f"stage.0.{name}", text)
         stage = schema.read(RunConfig, typed).stage[0]
         assert (stage.momentum, stage.adamw_learning_rate, stage.max_seconds) == (None, None, None)
-        with pytest.raises(UserError, match=r"'stage.0.steps' must be a whole number, not 'none'"):
-            changed(stage__0__steps="none")
+        with pytest.raises(UserError, match=r"'stage.0.learning_rate' must be a number, not 'none'"):
+            changed(stage__0__learning_rate="none")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ BYTES = 256  # where the text decides the vocabulary and nobody has published wh
 
 PARAMETERS = {  # with the vocabularies of the originals
     "enwik8": 38_538_541,
+    "enwik8-dynamic": 6_488_813,
     "enwik8-large": 208_910_221,
     "enwik8-pers": 114_017_773,
     "enwik8-pers-small": 38_501_725,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from longspan.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from longspan import nn as nn
+    from longspan import optim as optim
     from longspan import testing as testing
     from longspan.api import Run as Run
     from longspan.api import evaluate as evaluate
@@ -53,12 +55,14 @@ _PUBLIC = {
     "train": "longspan.api",
 }
 
-__all__ = ["__version__", "testing", *_PUBLIC]
+_PACKAGES = ("nn", "optim", "testing")
+
+__all__ = ["__version__", *_PACKAGES, *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "testing":
-        return import_module("longspan.testing")
+    if name in _PACKAGES:
+        return import_module(f"longspan.{name}")
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_PUBLIC[name]), name)

@@ -50,6 +50,7 @@ register_tokenizer(
 )
 register_tokenizer("bpe", f"{_TOKENIZERS}.bpe:BpeTokenizer", options=["vocabulary_size", "lowercase"])
 register_tokenizer("adaptive-span", f"{_TOKENIZERS}.originals:OriginalTokenizer", options=["order"])
+register_tokenizer("fairseq", f"{_TOKENIZERS}.fairseq:FairseqTokenizer")
 register_tokenizer("sha-rnn", f"{_TOKENIZERS}.originals:OriginalTokenizer")
 register_tokenizer("transformer-xl", f"{_TOKENIZERS}.originals:OriginalTokenizer")
 
@@ -68,4 +69,9 @@ register_corpus(
     "wikitext-103",
     f"{_CORPORA}:wikitext_103",
     about="good Wikipedia articles, 103 million words, rare ones <unk>",
+)
+register_corpus(
+    "ptb",
+    f"{_CORPORA}:ptb",
+    about="the Penn Treebank as Mikolov prepared it: 1 million words of news, rare ones <unk>",
 )

@@ -24,6 +24,7 @@ Any `nn.Module` inside a `LanguageModel` may have any of these methods; no base 
     flops(shape: Shape) -> float
         FLOPs of the forward pass per token, of this module and everything inside it; see `longspan.flops`.
 
+A penalty that depends on the tokens of a block is added in the forward pass: `add_penalty`.
 Values that must survive a checkpoint belong in parameters and buffers.
 
 If one operation can serve all instances of a class, the class may have a static method with `_of` added to
@@ -33,7 +34,9 @@ once instead of the methods of the instances.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import reduce
 from typing import Any
 
@@ -49,6 +52,29 @@ GROUPS = {
     "span": 'like "no_decay", with the learning rate span_learning_rate if a stage has one',
 }
 """The optimizer groups of parameters."""
+
+
+_added: ContextVar[list[Tensor] | None] = ContextVar("penalties of a forward pass", default=None)
+
+
+def add_penalty(value: Tensor) -> None:
+    """Called in a forward pass: add a scalar to the training loss, where a trainer collects penalties.
+
+    It must be a mean over the tokens: for a batch in micro-batches the trainer averages it.
+    """
+    if (added := _added.get()) is not None:
+        added.append(value)
+
+
+@contextmanager
+def added_penalties() -> Iterator[list[Tensor]]:
+    """Inside, collects what `add_penalty` was given."""
+    added: list[Tensor] = []
+    token = _added.set(added)
+    try:
+        yield added
+    finally:
+        _added.reset(token)
 
 
 def call_hook(model: nn.Module, hook: str, *arguments: Any) -> list[tuple[nn.Module, Any]]:

@@ -22,6 +22,7 @@ from longspan.errors import UserError, usage_errors
 from longspan.generation import check_sampling, sample_from
 from longspan.inspection.attention import LayerAttention, attention
 from longspan.inspection.attention_by_distance import MeanAttention, mean_attention
+from longspan.inspection.token_spans import token_spans
 from longspan.models import LanguageModel, build_run
 from longspan.reading import TextState, begin, blocks, nats_of, read
 from longspan.registry import load_plugins
@@ -124,9 +125,16 @@ class LoadedModel:
         return mean_attention(self.model, self._encode(text), self._check_state(state))
 
     def spans(self) -> list[list[float]] | None:
-        """How many tokens each head of each layer looks back; None if the model has no learned spans."""
+        """How many tokens each head of each layer looks back; None if the model has no learned spans.
+
+        For dynamic spans the mean over the last block in training; `token_spans` has those over a text.
+        """
         spans: list[list[float]] | None = self.model.records().get("spans", {}).get("spans")
         return spans
+
+    def token_spans(self, text: str, state: TextState | None = None) -> Tensor:
+        """How many tokens each head looks back at every token of a text, the ramp included, [L, H, T]."""
+        return token_spans(self.model, self._encode(text), self._check_state(state))
 
     def generate(
         self,

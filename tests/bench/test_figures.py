@@ -118,7 +118,7 @@ def test_heads_that_share_a_span_get_the_longest():
 def test_a_profile_rises_where_limits_do():
     model = build(tiny(limit_shortest=64), 11)
     set_profile(model, "mine")
-    spans_LH = [span.spans_H().detach().round().tolist() for span in learned_spans(model)]
+    spans_LH = [span().detach().round().tolist() for span in learned_spans(model)]
     assert spans_LH == [list(map(min, sorted(own), (64, 512))) for own in span_profile(2, 2, 512)]
 
 

@@ -41,6 +41,7 @@ def test_list_shows_every_name_and_what_is_here(text, capsys):
         "text8": str(corpora.folder_of("text8")),
         "wikitext-2": "not downloaded",
         "wikitext-103": "not downloaded",
+        "ptb": "not downloaded",
         "mine": str(text),
     }
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import http.server
 import io
 import os
 import sysconfig
+import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -14,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longspan.data import corpora, local, splitting
+from longspan.config import DataConfig, TokenizerConfig
+from longspan.data import corpora, local, prepare, splitting
 from longspan.data.corpus import SPLITS, Corpus, Piece
 from longspan.data.download import Archive, unpacked
 from longspan.errors import UserError
@@ -272,6 +275,17 @@ def mirrors() -> Iterator[tuple[str, list[str]]]:
         server.shutdown()
 
 
+def tarred(**files: bytes) -> bytes:
+    """As in the archive of the Penn Treebank: gzipped, with ./ before every path."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar_file:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(f"./simple-examples/data/{name}")
+            entry.size = len(content)
+            tar_file.addfile(entry, io.BytesIO(content))
+    return archive.getvalue()
+
+
 def archive_at(*urls: str) -> Archive:
     checksum = f"sha256:{hashlib.sha256(GOOD).hexdigest()}"
     return Archive("corpus.zip", checksum, urls, {"inside/text": "text"})
@@ -341,9 +355,64 @@ def test_wikitext_has_its_own_splits():
     assert text_of(find("wikitext-2"), "valid") == b"valid words\n"
 
 
+PENN = {
+    "ptb.train.txt": b" no it was n't <unk> \n aer <unk> N million \n",
+    "ptb.valid.txt": b" no it was \n",
+    "ptb.test.txt": b" it was n't aer \n",
+    "ptb.char.train.txt": b" n o \n",
+}
+
+
+def test_the_penn_treebank_is_downloaded_and_has_its_own_splits(monkeypatch, mirrors):
+    url, asked = mirrors
+    content = tarred(**PENN)
+    monkeypatch.setitem(SERVED, "/penn.tgz", content)
+    checksum = f"md5:{hashlib.md5(content).hexdigest()}"
+    archive = dataclasses.replace(corpora.PTB, checksum=checksum, urls=(f"{url}/penn.tgz",))
+    monkeypatch.setitem(corpora.ARCHIVES, "ptb", archive)
+    corpus = find("ptb")
+    assert (corpus.name, corpus.form, asked) == ("ptb", "words", ["/penn.tgz"])
+    for split in SPLITS:
+        assert text_of(corpus, split) == PENN[f"ptb.{split}.txt"]
+    assert sorted(path.name for path in corpora.folder_of("ptb").iterdir()) == sorted([*PENN][:3])
+    find("ptb")
+    assert asked == ["/penn.tgz"]  # the second time nothing is asked
+
+
+@pytest.mark.parametrize("kind", ["word", "transformer-xl", "sha-rnn"])
+def test_words_of_the_penn_treebank_and_eos_at_every_line(kind):
+    folder = corpora.folder_of("ptb")
+    folder.mkdir(parents=True)
+    for name, content in PENN.items():
+        (folder / name).write_bytes(content)
+    prepared = prepare(DataConfig(corpus="ptb", tokenizer=TokenizerConfig(kind=kind)))
+    assert [len(prepared.splits[split]) for split in SPLITS] == [11, 4, 5]
+    assert prepared.tokenizer.vocabulary_size == 9  # eight words and <eos>
+    assert prepared.splits["valid"].tokens[-1] == prepared.tokenizer.encode("\n")[0]
+
+
+def test_without_network_the_penn_treebank_says_what_to_get(monkeypatch):
+    monkeypatch.setitem(corpora.ARCHIVES, "ptb", nowhere(corpora.PTB))
+    with pytest.raises(UserError) as caught:
+        find("ptb")
+    assert str(caught.value) == (
+        "could not download simple-examples.tgz: get it from "
+        "https://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz or elsewhere and put it at "
+        f"{home() / 'downloads' / 'simple-examples.tgz'}"
+    )
+
+
+def test_files_by_hand_must_all_be_there():
+    folder = corpora.folder_of("ptb")
+    folder.mkdir(parents=True)
+    (folder / "ptb.train.txt").write_bytes(PENN["ptb.train.txt"])
+    with pytest.raises(UserError, match=r"ptb has no ptb.valid.txt or ptb.test.txt: add what is missing"):
+        find("ptb")
+
+
 def test_every_download_has_a_checksum_and_several_mirrors():
     archives = corpora.ARCHIVES
-    assert set(archives) == {"enwik8", "text8", "wikitext-2", "wikitext-103"}
+    assert set(archives) == {"enwik8", "text8", "wikitext-2", "wikitext-103", "ptb"}
     for archive in archives.values():
         algorithm, _, digest = archive.checksum.partition(":")
         assert len(digest) == {"sha256": 64, "md5": 32}[algorithm]

@@ -199,14 +199,15 @@ def test_options_of_fairseq_are_given_or_lie_in_the_file_or_follow_from_shapes(t
     assert load_original(path, kind=made.kind).vocabulary_size == 60
 
 
-def test_a_whole_checkpoint_of_fairseq_is_refused_and_says_what_to_save(tmp_path):
-    made = Original.of("fairseq_adaptive_span")
-    made.options = {"model": argparse.Namespace(d_model=32)}
-    message = complaint(made.save(tmp_path / "c.pt"), made.kind)
-    assert "could run code" in message
-    assert "save its 'model' alone" in message
-    torch.save({f"decoder.model.{name}": tensor for name, tensor in made.tensors.items()}, tmp_path / "m.pt")
-    assert load_original(tmp_path / "m.pt", kind=made.kind).vocabulary_size == 60
+@pytest.mark.parametrize("place", ["cfg", "args"])
+def test_options_of_fairseq_may_be_an_object(tmp_path, place):
+    """Where fairseq saved what argparse gave it."""
+    made, path = Original.of("fairseq_adaptive_span"), tmp_path / "c.pt"
+    wanted = read_original(made.save(path), made.kind)[0]
+    model = {f"decoder.model.{name}": tensor for name, tensor in made.tensors.items()}
+    options = argparse.Namespace(**made.options["model"])
+    torch.save({place: {"model": options} if place == "cfg" else options, "model": model}, path)
+    assert read_original(path, made.kind)[0] == wanted
 
 
 @pytest.mark.parametrize("case", HUGGING_FACE)

@@ -34,6 +34,7 @@ class Case:
     biases: Literal["none", "content", "position", "both"] = "none"
     num_persistent: int = 0
     spans: tuple[float, ...] | None = None
+    dynamic: bool = False  # every query has a part of its head's span, from none to all in quarters
     ramp: int = 4
     renormalise: bool = True
     first_distance: int = 1
@@ -83,7 +84,11 @@ def tensors_of(case: Case, dtype: torch.dtype = torch.float64, device: str = "cp
         }
     if case.spans is not None:
         exact = torch.promote_types(dtype, torch.float32)
-        made["spans_H"] = torch.tensor(case.spans, dtype=exact, device=device, requires_grad=True)
+        spans = torch.tensor(case.spans, dtype=exact)
+        if case.dynamic:
+            quarters_BHT = torch.randint(5, (case.batch, heads, case.block))
+            spans = spans[:, None] * quarters_BHT / 4
+        made["spans"] = spans.to(device).requires_grad_()
     return made
 
 
@@ -98,7 +103,7 @@ def context_of(case: Case, tensors: dict[str, Tensor], **more: Any) -> Attention
         position_keys=tensors.get("position_keys"),
         **{name: tensors.get(name) for name in QUERY_TERMS},
         persistent=(tensors["persistent_k"], tensors["persistent_v"]) if case.num_persistent else None,
-        spans_H=tensors.get("spans_H"),
+        spans=tensors.get("spans"),
         **case.options(tensors["q"].device.type),
         **more,
     )

@@ -13,16 +13,17 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from longspan.kernels import gemv, post_norm
-from longspan.kernels.span_attention import decode_gpu, relative_bias
+from longspan.kernels.span_attention import decode_gpu, relative_bias, triton_kernels
 
 POINTERS = {"HEADS": "*i64", "COUNTS": "*i64", "SEED": "*i32"}
-POINTERS |= dict.fromkeys(("MASK", "SUMS", "FOUND", "STATS"), "*fp32")
-NUMBERS = ("scale", "keep_scale", "epsilon")
+POINTERS |= dict.fromkeys(("SPANS", "SPAN_ENDS", "SUMS", "FOUND", "STATS"), "*fp32")
+POINTERS |= dict.fromkeys(("LSE", "INNER", "DSPAN", "DBIAS"), "*fp32") | {"FILLED": "*i64"}
+NUMBERS = ("scale", "keep_scale", "epsilon", "slope", "ramp")
 
-def build(kernel, **constants):
+def build(kernel, counts="TH", **constants):
     kinds = {}
     for name in kernel.arg_names:
-        pointer = name.isupper() and name not in "TH"
+        pointer = name.isupper() and name not in counts
         kinds[name] = POINTERS.get(name, "*bf16") if pointer else "fp32" if name in NUMBERS else "i32"
         if name in constants:
             kinds[name] = "constexpr"
@@ -53,13 +54,21 @@ given += ("HAS_PERSISTENT", "HAS_FILLED")
 everything = dict.fromkeys(given, True)
 build(decode_gpu._part_kernel, BN=64, FIRST=0, **everything, **sizes)
 nothing = dict.fromkeys(given, False) | dict.fromkeys(
-    ("MASK", "POSITION_KEYS", "CONTENT_BIAS", "POSITION_BIAS", "PERSISTENT_K", "PERSISTENT_V")
+    ("SPANS", "POSITION_KEYS", "CONTENT_BIAS", "POSITION_BIAS", "PERSISTENT_K", "PERSISTENT_V")
 )
 build(decode_gpu._part_kernel, BN=64, FIRST=1, **nothing, **sizes)
+options = {"HAS_POSITIONS": True, "HAS_SPANS": True, "RENORMALISE": True, "FOLLOWS": True}
+options |= {"HAS_FILLED": True, "HAS_DROPOUT": False, "SEED": None, "DYNAMIC": True, "FIRST": 1}
+of_queries = {"HAS_PERSISTENT": False, "HAS_BIAS": False, "WHOLE_PERSISTENT": False}
+of_queries |= dict.fromkeys(("BIAS", "PERSISTENT_K", "PERSISTENT_V"))
+build(triton_kernels.forward_kernel, "BHTP", **options, **of_queries, **tile)
+of_queries |= {"KEEPS": False, "W": None, "DBIAS": None, "BIASED_Q": None}
+build(triton_kernels.query_gradient_kernel, "BHTP", **options, **of_queries, **tile)
+build(triton_kernels.key_gradient_kernel, "BHTP", KEEPS=False, W=None, **options, **tile)
 """
 
 
-def test_tables_steps_of_decoding_and_post_norm(tmp_path: object) -> None:
+def test_attention_tables_steps_of_decoding_and_post_norm(tmp_path: object) -> None:
     pytest.importorskip("triton", reason="Triton is for Linux")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)

@@ -32,6 +32,7 @@ def inputs(
     num_persistent: int = 0,
     positions: str = "shared",
     biases: tuple[str, ...] = (),
+    dynamic: bool = False,
 ) -> dict[str, Tensor]:
     def leaf(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
@@ -54,7 +55,10 @@ def inputs(
             "persistent_v": leaf(heads, num_persistent, width),
         }
     if spans is not None:
-        made["spans_H"] = torch.tensor(spans, dtype=torch.float64, requires_grad=True)
+        made["spans"] = torch.tensor(spans, dtype=torch.float64)
+        if dynamic:  # a part of its head's span for every query, from none to all in quarters
+            made["spans"] = made["spans"][:, None] * torch.randint(5, (batch, heads, block)) / 4
+        made["spans"].requires_grad_()
     return made
 
 
@@ -87,6 +91,7 @@ def gradients(out: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     ramp=st.integers(1, 4),
     first=st.integers(0, 1),
     learned=st.booleans(),
+    dynamic=st.booleans(),
     renormalise=st.booleans(),
     num_persistent=st.integers(0, 3),
     whole=st.booleans(),
@@ -94,12 +99,25 @@ def gradients(out: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     data=st.data(),
 )
 def test_eager_path_equals_the_loops(
-    batch, heads, block, memory, window, ramp, first, learned, renormalise, num_persistent, whole, chunk, data
+    batch,
+    heads,
+    block,
+    memory,
+    window,
+    ramp,
+    first,
+    learned,
+    dynamic,
+    renormalise,
+    num_persistent,
+    whole,
+    chunk,
+    data,
 ):
     # Whole spans put positions exactly on the edges of the clamp, where the gradient must still pass.
     span = st.integers(0, window).map(float) if whole else st.floats(0, window)
     spans = data.draw(st.lists(span, min_size=heads, max_size=heads)) if learned else None
-    tensors = inputs(batch, heads, block, memory, 2, window, spans, num_persistent)
+    tensors = inputs(batch, heads, block, memory, 2, window, spans, num_persistent, dynamic=dynamic)
     options = {"window": window, "ramp": ramp, "renormalise": renormalise, "first_distance": first}
     expected = loops(**arguments(tensors), **options)
     with pytest.MonkeyPatch.context() as patch:
@@ -117,6 +135,7 @@ def test_eager_path_equals_the_loops(
     memory=st.integers(0, 6),
     window=st.integers(1, 12),
     learned=st.booleans(),
+    dynamic=st.booleans(),
     renormalise=st.booleans(),
     num_persistent=st.integers(0, 2),
     positions=st.sampled_from(["shared", "per head", "mapped"]),
@@ -125,12 +144,12 @@ def test_eager_path_equals_the_loops(
     data=st.data(),
 )
 def test_memory_that_is_not_yet_filled_and_positions_of_each_head(
-    block, memory, window, learned, renormalise, num_persistent, positions, biases, chunk, data
+    block, memory, window, learned, dynamic, renormalise, num_persistent, positions, biases, chunk, data
 ):
     heads = 2
     filled = data.draw(st.lists(st.integers(0, memory), min_size=2, max_size=2))
     spans = data.draw(st.lists(st.floats(0, window), min_size=2, max_size=2)) if learned else None
-    tensors = inputs(2, heads, block, memory, 2, window, spans, num_persistent, positions, biases)
+    tensors = inputs(2, heads, block, memory, 2, window, spans, num_persistent, positions, biases, dynamic)
     options = {"window": window, "ramp": 2, "renormalise": renormalise}
     options |= {"first_distance": 0, "filled_B": torch.tensor(filled)}
     expected = loops(**arguments(tensors), **options)
@@ -190,7 +209,7 @@ def test_tiny_mass_inside_the_span_shows_the_epsilon():
     q = torch.ones(1, 1, 1, 1, dtype=torch.float64)
     keys = torch.tensor([18.0, 0.0, 0.0], dtype=torch.float64).view(1, 1, 3, 1)
     values = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64).view(1, 1, 3, 1)
-    out = span_attention(q, keys, values, window=2, spans_H=torch.zeros(1, dtype=torch.float64), ramp=1)
+    out = span_attention(q, keys, values, window=2, spans=torch.zeros(1, dtype=torch.float64), ramp=1)
     mass = 1 / (1 + torch.e**18)
     assert out.item() == pytest.approx(mass / (mass + EPSILON), rel=1e-9)
 
@@ -200,7 +219,7 @@ def test_not_renormalised_the_mask_takes_weight_away():
     ones = torch.ones(1, 1, 3, 1, dtype=torch.float64)
     persistent = torch.zeros(1, 1, 1, dtype=torch.float64), torch.full((1, 1, 1), 10.0, dtype=torch.float64)
     span = torch.tensor([0.0], dtype=torch.float64)
-    given = {"window": 2, "ramp": 2, "spans_H": span, "persistent": persistent}
+    given = {"window": 2, "ramp": 2, "spans": span, "persistent": persistent}
     bare = span_attention(ones[:, :, :1] * 0, ones, ones, renormalise=False, **given)
     assert bare.item() == pytest.approx((1 + 0.5 + 10) / 3)
     whole = span_attention(ones[:, :, :1] * 0, ones, ones, **given)
@@ -221,10 +240,16 @@ def test_dropout_drops_weights_and_keeps_the_mean():
     assert torch.stack(outs).std() > 0.01
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("renormalise", [True, False])
-def test_dropout_has_the_gradient_of_what_it_kept(renormalise, monkeypatch):
+def test_dropout_has_the_gradient_of_what_it_kept(renormalise, dynamic, monkeypatch):
     monkeypatch.setattr(eager, "CHUNK", 2)  # each chunk drops others
     tensors = inputs(2, 2, 5, 3, 3, 4, [1.3, 2.7], num_persistent=2)
+    if dynamic:
+        tensors["spans"] = torch.tensor([1.3, 2.7], dtype=torch.float64)[:, None].sub(
+            torch.rand(2, 2, 5).mul(0.25)
+        )
+        tensors["spans"].requires_grad_()
 
     def run(*leaves: Tensor) -> Tensor:
         torch.manual_seed(7)

@@ -59,6 +59,25 @@ CASES = {
         first_distance=0,
         filled=(0, 7),
     ),
+    "spans of every query": Case(
+        windows=((40, 9), (64,)),
+        reaches=(40, 64),
+        block=70,
+        width=16,
+        positions="shared",
+        spans=(33.0, 4.0, 60.5),
+        dynamic=True,
+    ),
+    "spans of every query, unfilled": Case(
+        windows=((21, 21),),
+        reaches=(21,),
+        block=35,
+        width=32,
+        spans=(16.0, 9.75),
+        dynamic=True,
+        first_distance=0,
+        filled=(0, 7),
+    ),
     "a position that sees itself": Case(
         windows=((33,),), reaches=(40,), block=34, width=16, positions="shared", first_distance=0, batch=1
     ),
@@ -90,9 +109,12 @@ def test_compiled_code_equals_the_loops(case):
     positions=st.sampled_from(["none", "shared"]),
     first=st.integers(0, 1),
     learned=st.booleans(),
+    dynamic=st.booleans(),
     data=st.data(),
 )
-def test_any_shape_equals_the_loops(groups, block, batch, reach, width, positions, first, learned, data):
+def test_any_shape_equals_the_loops(
+    groups, block, batch, reach, width, positions, first, learned, dynamic, data
+):
     heads = sum(map(len, groups))
     spans = (
         data.draw(
@@ -111,6 +133,7 @@ def test_any_shape_equals_the_loops(groups, block, batch, reach, width, position
         width=width,
         positions=positions,
         spans=None if spans is None else tuple(spans),
+        dynamic=dynamic,
         first_distance=first,
         filled=None if filled is None else tuple(filled),
     )
@@ -231,7 +254,7 @@ def test_dropout_replayed():
     kept = kept_places(case.batch, 2, case.block, 20, dropout, seed) / (1 - dropout)
 
     exact = in_float64(tensors)
-    mask_HW = soft_mask(exact["spans_H"], case.ramp, 20)
+    mask_HW = soft_mask(exact["spans"], case.ramp, 20)
     out = []
     for head, (k_BSK, v_BSK) in enumerate(keys_and_values(case, exact)):
         near_k, near_v = (
@@ -255,6 +278,22 @@ def test_dropout_keeps_its_share():
     deviation = (dropout / (1 - dropout) / window) ** 0.5  # of one query, its weights being nearly alike
     assert abs(sums.mean() - 1) < 4 * deviation / sums.numel() ** 0.5
     assert abs(sums.std() / deviation - 1) < 0.05
+
+
+def test_windows_are_cut_to_the_longest_span_of_a_query():
+    case = Case(
+        windows=((300, 300),), reaches=(300,), block=40, width=16, spans=(20.0, 33.5), dynamic=True, ramp=3
+    )
+    tensors = tensors_of(case, torch.float32)
+    tensors["q"].data.mul_(0.3)  # so that no score outside the span matters next to the 1e-8
+    sizes = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "_columns", lambda window: sizes.append(window) or -(-window // 16) * 16)
+        found = with_gradients(
+            together(cpu.span_attention, case, tensors, windows_follow_spans=True), tensors
+        )
+    assert set(sizes) == {24, 38}  # one beyond the soft edge
+    assert_near(found, as_it_should_be(case, tensors), TOLERANCE)
 
 
 def test_threads_do_not_change_a_bit():

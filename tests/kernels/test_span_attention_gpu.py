@@ -84,6 +84,42 @@ CASES = {
     "spans on whole numbers and between": Case(
         windows=((20, 20), (45,)), reaches=(20, 45), block=35, spans=(7.0, 11.3, 38.75), ramp=3
     ),
+    "spans of every query": Case(
+        windows=((48, 16), (150,)),
+        reaches=(48, 150),
+        block=70,
+        positions="shared",
+        spans=(44.0, 5.5, 140.0),
+        dynamic=True,
+    ),
+    "spans of every query, with all other terms": Case(
+        windows=((20, 35),),
+        reaches=(35,),
+        num_persistent=3,
+        positions="per head",
+        biases="both",
+        spans=(5.0, 30.5),
+        dynamic=True,
+        first_distance=0,
+        filled=(35, 4),
+    ),
+    "spans of every query, not renormalised": Case(
+        windows=((20, 35),),
+        reaches=(35,),
+        spans=(5.0, 30.5),
+        dynamic=True,
+        renormalise=False,
+    ),
+    "long spans of every query, without positions": Case(
+        windows=((180,),),
+        reaches=(130,),
+        block=70,
+        batch=1,
+        spans=(160.0,),
+        dynamic=True,
+        first_distance=0,
+        filled=(100,),
+    ),
     "a ramp of one": Case(windows=((2, 9),), reaches=(9,), batch=1, spans=(1.0, 7.5), ramp=1),
     "no memory": Case(windows=((10,), (50,)), reaches=(0, 0), positions="shared", spans=(3.5, 20.0)),
     "a memory shorter than the windows": Case(
@@ -187,6 +223,7 @@ def drawn(seed: int) -> Case:
         biases=draw.choice(["none", "content"] if positions == "none" else ["none", "content", "both"]),
         num_persistent=draw.choice([0, 0, 5]),
         spans=draw.choice([None, tuple(spans), tuple(map(round, spans))]),
+        dynamic=seed % 2 == 1,
         ramp=ramp,
         renormalise=draw.random() < 0.7,
         first_distance=first,
@@ -231,6 +268,7 @@ def test_kernels_equal_plain_torch_whatever_is_asked(seed: int, dtype: torch.dty
     "name",
     [
         "one query",
+        "spans of every query",
         "own windows in a group",
         "biases, and groups of different reach",
         "no memory",
@@ -270,6 +308,38 @@ def test_windows_that_follow_spans() -> None:
     found = with_gradients(together(gpu.span_attention, case, tensors, windows_follow_spans=True), tensors)
     expected = with_gradients(together(gpu.span_attention, own, tensors), tensors)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_windows_that_follow_the_spans_of_queries() -> None:
+    """Far keys with a high score would be seen in the softmax: no query sees a key beyond its own span."""
+    case = Case(
+        windows=((112, 112),), reaches=(112,), block=70, positions="shared", spans=(5.0, 60.5), dynamic=True
+    )
+    torch.manual_seed(0)
+    tensors = tensors_of(case, torch.float32, DEVICE)
+    with torch.no_grad():
+        tensors["past0"][:, :90] *= 30
+    found = with_gradients(together(gpu.span_attention, case, tensors, windows_follow_spans=True), tensors)
+    exact, out = in_float64(tensors), []
+    for t in range(case.block):  # every query alone, over its own window in steps of 16
+        for b in range(case.batch):
+            spans = exact["spans"][b, :, t].tolist()
+            windows = [min(112, -(-(math.ceil(span) + case.ramp + 1) // 16) * 16) for span in spans]
+            one = {
+                "past0": torch.cat(
+                    [exact["past0"], torch.cat([exact["k"], exact["v"]], 1).transpose(1, 2)], 1
+                )
+            }
+            one["past0"] = one["past0"][b : b + 1, : 112 + t]
+            one |= {name: exact[name][b : b + 1, :, t : t + 1] for name in ("q", "k", "v", "spans")}
+            alone = replace(case, batch=1, block=1, reaches=(112 + t,))
+            out.append(
+                head_by_head(
+                    eager.span_attention, alone, one | {"position_keys": exact["position_keys"]}, windows
+                )
+            )
+    expected = torch.cat(out).view(case.block, case.batch, 2, -1).permute(1, 2, 0, 3)
+    assert_near(found, with_gradients(expected, exact), TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize(
@@ -380,7 +450,7 @@ def dense(case: Case, tensors: dict[str, Tensor], kept: Tensor, dropout: float) 
         if case.num_persistent:
             score_BTX = torch.cat([score_BTX, q_BTK @ tensors["persistent_k"][head].mT], dim=-1)
         weight_BTX = torch.softmax(score_BTX / math.sqrt(case.width), dim=-1)
-        mask_1W = soft_mask(tensors["spans_H"][head : head + 1], case.ramp, window)
+        mask_1W = soft_mask(tensors["spans"][head : head + 1], case.ramp, window)
         weight_BTX = weight_BTX * torch.nn.functional.pad(mask_1W, (0, case.num_persistent), value=1.0)
         if case.renormalise:
             weight_BTX = weight_BTX / (weight_BTX.sum(-1, keepdim=True) + EPSILON)

@@ -70,14 +70,23 @@ VARIANTS: dict[str, ModelConfig] = {
     "adaptive-span, not renormalised": with_span(softmax_over="layer", renormalise=False),
     "adaptive-span, one span per layer": with_span(per="layer"),
     "adaptive-span, fixed": with_span(kind="fixed"),
+    "adaptive-span, dynamic": with_span(kind="dynamic"),
+    "adaptive-span, dynamic, long": with_span(kind="dynamic", limit=200, start=0.1, penalty_full=9),
+    "adaptive-span, dynamic, not renormalised": with_span(
+        kind="dynamic", softmax_over="layer", renormalise=False
+    ),
     "adaptive-span, pre-norm": dataclasses.replace(SMALL, norm="pre"),
     "all-attention": ALL_ATTENTION,
     "all-attention, fixed": dataclasses.replace(ALL_ATTENTION, span=SpanConfig(kind="fixed", limit=10)),
+    "all-attention, dynamic": dataclasses.replace(
+        ALL_ATTENTION, span=dataclasses.replace(SMALL.span, kind="dynamic")
+    ),
     "sha-rnn": SHA_RNN,
     "sha-rnn, attention in every layer": dataclasses.replace(SHA_RNN, attention="every"),
     "sha-rnn, no attention": dataclasses.replace(SHA_RNN, attention="none"),
     "sha-rnn, no memory": dataclasses.replace(SHA_RNN, memory_length=0),
     "sha-rnn, split vocabulary": dataclasses.replace(SHA_RNN, splits=(4, 6, 9)),
+    "sha-rnn, weight drop": dataclasses.replace(SHA_RNN, weight_drop=0.4),
     "transformer-xl": TRANSFORMER_XL,
     "transformer-xl, same length": SAME_LENGTH,
     "transformer-xl, clamped": dataclasses.replace(SAME_LENGTH, clamp_length=3, biases="per-layer"),
@@ -87,8 +96,15 @@ VARIANTS: dict[str, ModelConfig] = {
     "transformer-xl, adaptive softmax": dataclasses.replace(
         TRANSFORMER_XL, vocabulary=XLVocabularyConfig(cutoffs=(4, 8), division=2)
     ),
+    "transformer-xl, cluster widths": dataclasses.replace(
+        TRANSFORMER_XL,
+        vocabulary=XLVocabularyConfig(cutoffs=(4, 8), cluster_widths=(9, 2, 5), divided="head", tied=False),
+    ),
     "transformer-xl, learned spans and persistent vectors": dataclasses.replace(
         TRANSFORMER_XL, num_persistent=4, span=SMALL.span
+    ),
+    "transformer-xl, dynamic spans": dataclasses.replace(
+        TRANSFORMER_XL, span=dataclasses.replace(SMALL.span, kind="dynamic")
     ),
     "gpt": dataclasses.replace(GPT, span=SMALL.span),
     "gpt, no spans": GPT,
@@ -98,6 +114,9 @@ VARIANTS: dict[str, ModelConfig] = {
         MODERN,
         memory="keys-values",
         span=SpanConfig(limit=400, limit_shortest=9, ramp=3, start=0.9, penalty=0.01, penalty_full=9),
+    ),
+    "modern, dynamic, keys and values": dataclasses.replace(
+        MODERN, memory="keys-values", span=dataclasses.replace(SMALL.span, kind="dynamic")
     ),
     "modern, limits that rise": dataclasses.replace(
         MODERN,

@@ -127,7 +127,7 @@ def test_the_edge_of_a_span_is_exact_in_half_precision() -> None:
     past, q, k, v = torch.randn(1, window, 2, 8), *(torch.randn(1, 1, 8) for _ in range(3))
     spans = torch.tensor([edge])
     found, expected = (
-        decode_gpu.OneToken(AttentionContext(past=[past], windows=[window], spans_H=spans_H, ramp=16)).attend(
+        decode_gpu.OneToken(AttentionContext(past=[past], windows=[window], spans=spans_H, ramp=16)).attend(
             q, torch.cat([k, v], dim=1)
         )
         for spans_H in (spans.bfloat16(), spans)

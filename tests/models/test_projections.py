@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from longspan.config import SpanConfig
 from longspan.kernels import span_attention as entry
 from longspan.kernels.contiguous_split import contiguous_split
 from longspan.layers.attention import Attention
@@ -114,7 +113,7 @@ def test_attention_through_the_kernels_equals_plain_torch(monkeypatch: pytest.Mo
     if torch.cuda.is_available():
         pytest.skip("Triton's interpreter is for machines without a GPU")
     limit, spans = 320, [150.0, 3.0, 280.0, 9.0]
-    span = LearnedSpan(SpanConfig(limit=limit, ramp=4), len(spans))
+    span = LearnedSpan(len(spans), limit, ramp=4)
     with torch.no_grad():
         span.fraction_H.copy_(torch.tensor(spans) / limit)
     span.set_fractions(span.fraction_H.tolist())

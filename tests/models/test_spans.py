@@ -24,10 +24,10 @@ def test_sizes_are_rounded_up_to_steps_that_grow() -> None:
 
 class TestLimits:
     def test_in_geometric_steps(self) -> None:
-        span = LearnedSpan(SpanConfig(limit=640, limit_shortest=10, ramp=1, start=0.5), 4)
+        span = LearnedSpan(4, 640, limit_shortest=10, ramp=1, start=0.5)
         assert span.limits == (10, 40, 160, 640)
         assert span.caps == (12, 42, 162, 640)  # with the ramp, and one beyond
-        torch.testing.assert_close(span.spans_H().detach(), torch.tensor([5.0, 20.0, 80.0, 320.0]))
+        torch.testing.assert_close(span().detach(), torch.tensor([5.0, 20.0, 80.0, 320.0]))
         assert span.sizes_H().tolist() == [6, 21, 81, 321]
         assert span.windows == (16, 32, 96, 352)  # the sizes follow before the first update
         with torch.no_grad():
@@ -35,15 +35,15 @@ class TestLimits:
         assert span.sizes_H().tolist() == [11, 41, 161, 640]
 
     def test_the_penalty_counts_tokens(self) -> None:
-        span = LearnedSpan(SpanConfig(limit=640, limit_shortest=10, start=0.5, penalty=0.01), 4)
+        span = LearnedSpan(4, 640, limit_shortest=10, start=0.5, penalty=0.01)
         span_penalty([span]).backward()
         torch.testing.assert_close(span_penalty([span]), torch.tensor(0.01 * (5 + 20 + 80 + 320) / 4))
         torch.testing.assert_close(span_penalty([span, span]), 2 * span_penalty([span]))
         torch.testing.assert_close(span.fraction_H.grad, 0.01 / 4 * torch.tensor([10.0, 40.0, 160.0, 640.0]))
 
     def test_all_alike(self) -> None:
-        assert LearnedSpan(SpanConfig(limit=80, start=0.25), 3).limits == (80,) * 3
-        assert LearnedSpan(SpanConfig(limit=80, limit_shortest=8, start=0.25), 1).limits == (80,)
+        assert LearnedSpan(3, 80, start=0.25).limits == (80,) * 3
+        assert LearnedSpan(1, 80, limit_shortest=8, start=0.25).limits == (80,)
 
     @pytest.mark.parametrize(
         "options",

@@ -22,6 +22,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "mine.txt").write_text("a b a c a b a d a a\n" * 300)
     (tmp_path / "counts.txt").write_text("".join(f"{1 + 1000 // rank}\n" for rank in range(1, 101)))
     (tmp_path / "wrong.txt").write_text("12\nthe 7\n")
+    (tmp_path / "zeros.txt").write_text("0 0.0\n")
+    (tmp_path / "negative.txt").write_text("0.5 -0.5\n")
     (tmp_path / "empty.txt").write_text("")
     return tmp_path
 
@@ -60,6 +62,20 @@ def test_what_it_prints_goes_into_a_recipe(capsys):
     assert config.model.vocabulary.cutoffs == best_cutoffs(ScoreCost(counts, 3))
     with torch.device("meta"):
         assert build(config.model, 100).head.bounds == [0, *config.model.vocabulary.cutoffs, 100]
+
+
+@pytest.mark.parametrize("separator", [" ", "\n", " \n\t"])
+@pytest.mark.parametrize("scale", [1.0, 1e-9, 1e30])
+def test_probabilities_give_the_cutoffs_of_their_counts(separator, scale, folder, capsys):
+    counts = [1 + 1000 // rank for rank in range(1, 101)]
+    (folder / "unigrams.txt").write_text(separator.join(repr(scale * c / sum(counts)) for c in counts))
+    assert main(["cutoffs", "--unigrams", "unigrams.txt", "--clusters", "4"]) == 0
+    shown = capsys.readouterr().out
+    assert main(["cutoffs", "--counts", "counts.txt", "--clusters", "4"]) == 0
+    of_counts = capsys.readouterr().out
+    assert table_in(shown) == table_in(of_counts)
+    assert shown.splitlines()[0] == "100 words"
+    assert shown.splitlines()[1:] == of_counts.splitlines()[1:]  # also costs and shares
 
 
 @pytest.mark.usefixtures("folder")
@@ -108,7 +124,7 @@ def test_an_order_that_is_not_by_frequency_is_told(capsys):
         (["mine.txt", "--clusters", "two"], "invalid int value: 'two'"),
         (["mine.txt"], "the following arguments are required: --clusters"),
         (["nowhere", "--clusters", "2"], "there is no corpus, file or folder 'nowhere'"),
-        (["--clusters", "2"], "give either a corpus or --counts FILE"),
+        (["--clusters", "2"], "give either a corpus or --counts FILE or --unigrams FILE"),
         (["mine.txt", "--counts", "counts.txt", "--clusters", "2"], "give either a corpus or --counts FILE"),
         (["--counts", "missing.txt", "--clusters", "2"], "there is no file missing.txt: give --counts"),
         (["--counts", ".", "--clusters", "2"], ". is a folder: give --counts a file"),
@@ -121,6 +137,17 @@ def test_an_order_that_is_not_by_frequency_is_told(capsys):
         ),
         (["--counts", "empty.txt", "--clusters", "2"], "empty.txt is empty: it must hold one count per line"),
         (["--counts", "wrong.txt", "--clusters", "2"], "wrong.txt, line 2: 'the 7' is not a count"),
+        (["--unigrams", "empty.txt", "--clusters", "2"], "empty.txt is empty: it must hold the probability"),
+        (["--unigrams", "wrong.txt", "--clusters", "2"], "wrong.txt, entry 2: 'the' is not a probability"),
+        (["--unigrams", "negative.txt", "--clusters", "2"], "entry 2: '-0.5' is not a probability"),
+        (["--unigrams", "zeros.txt", "--clusters", "2"], "add up to 0: at least one must be above 0"),
+        (["--unigrams", "missing.txt", "--clusters", "2"], "there is no file missing.txt: give --unigrams"),
+        (["--unigrams", "counts.txt", "--clusters", "0"], "cannot be split into 0 clusters"),
+        (["--unigrams", "counts.txt", "--clusters", "2", "--lowercase"], "no effect with --unigrams"),
+        (
+            ["--unigrams", "counts.txt", "--counts", "counts.txt", "--clusters", "2"],
+            "give either a corpus or",
+        ),
         (["mine.txt", "--clusters", "2", "--width", "9"], "--width has no effect without --cost time"),
         (["mine.txt", "--clusters", "2", "--cost", "time", "--tokens", "0"], "--tokens must be at least 1"),
         (["mine.txt", "--clusters", "2", "--cost", "time", "--constants", "1,0,1"], "the second above 0"),

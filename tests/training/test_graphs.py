@@ -59,7 +59,7 @@ class Replay:
         self.state = state.map(torch.clone)
         self.after: State | None = None
 
-    def __call__(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
+    def __call__(self, tokens_BT: Tensor, state: State) -> tuple[tuple[Tensor], State]:
         self.recorder.replays += 1
         for own, leaf in zip(self.state.flatten().values(), state.flatten().values(), strict=True):
             own.copy_(leaf)
@@ -68,7 +68,7 @@ class Replay:
             self.after = after.detach().map(torch.clone)
         for own, leaf in zip(self.after.flatten().values(), after.flatten().values(), strict=False):
             own.copy_(leaf) if own.shape == leaf.shape else own.fill_(math.nan)
-        return hidden_BTD, self.after
+        return (hidden_BTD,), self.after
 
 
 @pytest.fixture
@@ -274,6 +274,7 @@ def supernet() -> LanguageModel:
 MODELS: dict[str, Callable[[], LanguageModel]] = {
     "adaptive-span, fixed": lambda: adaptive_span("fixed"),
     "adaptive-span, learned": lambda: adaptive_span("learned"),
+    "adaptive-span, dynamic": lambda: adaptive_span("dynamic"),
     "gpt": lambda: build(GPT, VOCABULARY),
     "modern": lambda: build(MODERN, VOCABULARY),
     "transformer-xl": lambda: build(XL, VOCABULARY),
@@ -345,7 +346,7 @@ def test_on_a_gpu_replayed_steps_are_the_launched_ones(
 
 
 @needs_gpu
-@pytest.mark.parametrize("kind", ["fixed", "learned"])
+@pytest.mark.parametrize("kind", ["fixed", "learned", "dynamic"])
 def test_on_a_gpu_a_stopped_run_records_again_and_ends_the_same(
     text: Path, tmp_path: Path, kind: str, recordings: list[int]
 ) -> None:

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 
 from longspan import hooks
-from longspan.config import RunConfig, SpanConfig, StageConfig
+from longspan.config import RunConfig, StageConfig
 from longspan.data import Lanes, prepare
 from longspan.errors import UserError
 from longspan.flops import Shape, flops
@@ -149,12 +149,12 @@ def test_records_are_cut_back_on_resume(
     out, config = tmp_path / "run", small_config(text, **RUN)
     update, calls = Updater.update, 0
 
-    def dying(*arguments: Any) -> Any:
+    def dying(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == step:
             raise Killed
-        return update(*arguments)
+        return update(*arguments, **options)
 
     monkeypatch.setattr(Updater, "update", dying)
     with pytest.raises(Killed):
@@ -336,6 +336,10 @@ class TestOptimizerGroups:
             f"these matrices are trained without weight decay: {names}; declare them with optimizer_groups"
         )
         assert undeclared_notice(model, [self.stage(weight_decay=0.1)]) == notice
+        everything = {"weight_decay": 0.1, "weight_decay_of": "all"}
+        assert undeclared_notice(model, [self.stage(**everything)]) is None
+        by_adamw = f"these matrices are trained by AdamW: {names}; declare them with optimizer_groups"
+        assert undeclared_notice(model, [self.stage(optimizer="muon", **everything)]) == by_adamw
         assert undeclared_notice(OwnModel(), [muon]) is None
         said = Lines()
         config = small_config(text, stage__0__weight_decay=0.1, stage__0__steps=1, stage__1__steps=1)
@@ -402,8 +406,8 @@ def test_a_line_shows_diagnostics_of_any_name() -> None:
 def test_spans_of_layers_that_differ() -> None:
     """In a user's model layers may have other limits, prices and numbers of heads."""
     model = OwnModel()
-    model.near = LearnedSpan(SpanConfig(limit=32, ramp=4, start=0.5, penalty=0.01), 2)
-    model.far = LearnedSpan(SpanConfig(limit=256, ramp=4, start=0.25, penalty=0.1), 3)
+    model.near = LearnedSpan(2, 32, ramp=4, start=0.5, penalty=0.01)
+    model.far = LearnedSpan(3, 256, ramp=4, start=0.25, penalty=0.1)
     torch.testing.assert_close(model.penalties()["span"], torch.tensor(0.01 * 16 + 0.1 * 64))
     with torch.no_grad():
         model.near.fraction_H.copy_(torch.tensor([2.0, 0.25]))

@@ -237,6 +237,28 @@ class TestBuild:
         decayed = {names[id(p)] for g in groups if g["weight_decay"] > 0 for p in g["params"]}
         assert decayed == {"mix.weight", "keep.weight"}
 
+    @pytest.mark.parametrize("kind", ["adam", "adamw", "lamb", "sgd", "muon"])
+    @pytest.mark.parametrize("span_rate", [None, 0.1])
+    def test_all_parameters_decay_if_asked(self, kind: Any, span_rate: float | None) -> None:
+        wanted = stage(optimizer=kind, weight_decay=0.1, weight_decay_of="all", span_learning_rate=span_rate)
+        groups = [g for o in build_optimizers(TinyModel(), wanted) for g in o.param_groups]
+        assert {g["weight_decay"] for g in groups} == {0.1}
+
+    def test_decay_of_all_reaches_a_bias(self) -> None:
+        """SGD with a gradient of 0: p becomes (1 - rate * decay) p where p decays."""
+        for of, expected in (("all", 0.95), ("matrices", 1.0)):
+            model = TinyModel()
+            (sgd,) = build_optimizers(model, stage(optimizer="sgd", weight_decay=0.1, weight_decay_of=of))
+            before = model.mix.bias.detach().clone()
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p)
+            sgd.step()
+            torch.testing.assert_close(model.mix.bias.detach(), expected * before)
+
+    def test_adagrad_has_no_decay_to_choose(self) -> None:
+        with pytest.raises(ValueError, match="weight_decay_of has no effect with optimizer adagrad"):
+            stage(optimizer="adagrad", weight_decay_of="all")
+
     def test_muon_moves_matrices_and_adamw_the_rest_at_its_own_rate(self) -> None:
         settings = stage(optimizer="muon", learning_rate=0.02, adamw_learning_rate=0.001, momentum=0.95)
         muon, adamw = build_optimizers(TinyModel(), settings)

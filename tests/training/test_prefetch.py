@@ -153,7 +153,7 @@ def test_no_thread_is_left_when_a_run_is_stopped(text: Path, tmp_path: Path) -> 
 def test_no_thread_is_left_when_a_step_fails(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         assert len(threads()) == 1
         raise RuntimeError("no more")
 

@@ -1,17 +1,21 @@
-"""Every block of Python in docs/python.md runs, in the order a reader would run them."""
+"""Every block of Python in docs/python.md and docs/nn.md runs, in the order a reader would run them."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import longspan
+import longspan.nn
+import longspan.optim
 from longspan.testing import RULES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+PARTS = (ROOT / "docs" / "nn.md").read_text(encoding="utf-8")
 
 
 def test_the_page_runs(tmp_path: Path) -> None:
@@ -37,4 +41,34 @@ def test_what_the_page_names_is_there() -> None:
         assert name in {*dir(longspan.LoadedModel), *longspan.LoadedModel.__dataclass_fields__}, name
     assert all(rule in RULES for rule in re.findall(r'check_model\(model, \["(.*?)"\]', PAGE))
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", PAGE):
+        assert (ROOT / "docs" / target).exists(), target
+
+
+def test_the_page_of_parts_runs(tmp_path: Path) -> None:
+    program = "\n".join(re.findall(r"```python\n(.*?)```", PARTS, flags=re.DOTALL))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_page_of_parts_has_every_part_with_its_signature() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)\((.*?)\)` \|", PARTS, flags=re.MULTILINE))
+    optimizers = ["Adagrad", "Lamb", "Muon"]
+    assert {*rows} == {*longspan.nn.__all__, *optimizers}
+    for name, shown in rows.items():
+        part = getattr(longspan.optim if name in optimizers else longspan.nn, name)
+        known = inspect.signature(part).parameters
+        positional, _, keywords = shown.partition("*, ")
+        for arguments, only_by_name in ((positional, False), (keywords, True)):
+            for argument, default in re.findall(r"(\w+)(?:=(\([^)]*\)|[^,]+))?", arguments):
+                kind = known[argument].kind
+                assert (kind is inspect.Parameter.KEYWORD_ONLY) == only_by_name, (name, argument)
+                assert not default or repr(known[argument].default) == default, (name, argument)
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", PARTS):
         assert (ROOT / "docs" / target).exists(), target

@@ -150,6 +150,8 @@ def _with_tokens(config: RunConfig, given: GivenTokens) -> RunConfig:
     config = replace(config, data=DataConfig(corpus="", tokenizer=read))
     if given.blocks is None:
         return config
+    if any(stage.epochs for stage in config.stage):
+        raise UserError("blocks from an iterator have no epochs: give the length of the stages in steps")
     stops = replace(config.training, at_end="stop", segment_length=None, block_jitter=False)
     return replace(config, training=stops)
 

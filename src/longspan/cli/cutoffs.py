@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from longspan.output.product_time import ProductTime
 
 WIDTH, TOKENS, DEVICE = 512, 8192, "auto"
+MOST_OCCURRENCES = 10**15  # that stand for a probability of 1
 
 
 def register(subparsers: Any) -> None:
@@ -31,6 +33,12 @@ def register(subparsers: Any) -> None:
     parser.add_argument("corpus", nargs="?", metavar="CORPUS", help="a named corpus, a text file or a folder")
     parser.add_argument(
         "--counts", type=as_path, metavar="FILE", help="in place of a corpus: one count per line"
+    )
+    parser.add_argument(
+        "--unigrams",
+        type=as_path,
+        metavar="FILE",
+        help="in place of a corpus: the probability of each word, separated by blanks or newlines",
     )
     parser.add_argument("--clusters", type=int, required=True, metavar="K", help="clusters; K - 1 cutoffs")
     parser.add_argument(
@@ -76,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
     say(f"found in {time.perf_counter() - begun:.2f} s")
     clusters = _clusters(counts, cutoffs)
     (whole,) = _clusters(counts, ())
-    _show(whole, clusters)
+    _show(whole, clusters, counted=args.unigrams is None)
     if product is None:
         _compare(cost.total(cutoffs) / cost.num_tokens, cost.num_words, "scores per token")
     else:
@@ -101,10 +109,14 @@ def _constants(text: str) -> ProductTime:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if (args.corpus is None) == (args.counts is None):
-        raise UsageError("give either a corpus or --counts FILE (see 'longspan cutoffs --help')")
-    if args.counts is not None and (given := given_tokenizer_options(args)):
-        raise UsageError(f"{given[0]} has no effect with --counts: the words are counted already")
+    sources = [args.corpus, args.counts, args.unigrams]
+    if sum(source is not None for source in sources) != 1:
+        raise UsageError(
+            "give either a corpus or --counts FILE or --unigrams FILE (see 'longspan cutoffs --help')"
+        )
+    if args.corpus is None and (given := given_tokenizer_options(args)):
+        option = "--unigrams" if args.counts is None else "--counts"
+        raise UsageError(f"{given[0]} has no effect with {option}: the words are counted already")
     for name in ("tokens", "width", "device", "constants"):
         value = getattr(args, name)
         if value is not None and args.cost != "time":
@@ -118,6 +130,8 @@ def _check(args: argparse.Namespace) -> None:
 def _counts(args: argparse.Namespace) -> list[int]:
     if args.counts is not None:
         return _read_counts(args.counts)
+    if args.unigrams is not None:
+        return _read_unigrams(args.unigrams, args.clusters)
     from longspan.data import count_tokens, prepare
 
     corpus = prepare(DataConfig(corpus=args.corpus, tokenizer=tokenizer_config(args)), say)
@@ -126,12 +140,7 @@ def _counts(args: argparse.Namespace) -> list[int]:
 
 
 def _read_counts(path: Path) -> list[int]:
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}: give --counts a file with one count per line") from None
-    except IsADirectoryError:
-        raise UserError(f"{path} is a folder: give --counts a file with one count per line") from None
+    lines = _read(path, "--counts a file with one count per line").splitlines()
     counts = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -144,6 +153,44 @@ def _read_counts(path: Path) -> list[int]:
     if not counts:
         raise UserError(f"{path} is empty: it must hold one count per line")
     return counts
+
+
+def _read_unigrams(path: Path, num_clusters: int) -> list[int]:
+    """Whole numbers that are proportional to the probabilities, as large as exact sums allow.
+
+    The probabilities need not add up to 1.
+    """
+    words = _read(path, "--unigrams a file of probabilities").split()
+    if not words:
+        raise UserError(f"{path} is empty: it must hold the probability of each word")
+    values = []
+    for number, word in enumerate(words, start=1):
+        try:
+            value = float(word)
+            if not 0 <= value < float("inf"):
+                raise ValueError
+        except ValueError:
+            shown = word[:40].decode("utf-8", "replace")
+            raise UserError(
+                f"{path}, entry {number}: '{shown}' is not a probability: write numbers of at least 0, "
+                "separated by blanks or newlines"
+            ) from None
+        values.append(value)
+    total = math.fsum(values)
+    if not 0 < total < float("inf"):
+        raise UserError(f"the probabilities in {path} add up to {total:g}: at least one must be above 0")
+    num_clusters = max(1, num_clusters)  # fewer are refused later
+    exact = 2**62 // (num_clusters * (len(values) + num_clusters))
+    return [round(value / total * min(MOST_OCCURRENCES, exact)) for value in values]
+
+
+def _read(path: Path, what: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}: give {what}") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a folder: give {what}") from None
 
 
 def _measured(args: argparse.Namespace) -> ProductTime:
@@ -182,8 +229,8 @@ def _milliseconds(product: ProductTime, tokens: int, clusters: list[_Cluster]) -
     return 1e3 * sum(map(product.seconds, scores))
 
 
-def _show(whole: _Cluster, clusters: list[_Cluster]) -> None:
-    print(f"{whole.words:,} words, {whole.tokens:,} tokens")
+def _show(whole: _Cluster, clusters: list[_Cluster], *, counted: bool) -> None:
+    print(f"{whole.words:,} words" + (f", {whole.tokens:,} tokens" if counted else ""))
     rows = []
     for number, (start, words, tokens) in enumerate(clusters, start=1):
         shares = f"{words / whole.words:.2%}", f"{tokens / whole.tokens:.2%}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from longspan.cli.console import say
 from longspan.cli.paths import check_parent, expanded
+from longspan.errors import UsageError
 
 
 def register(subparsers: Any) -> None:
@@ -17,21 +18,31 @@ def register(subparsers: Any) -> None:
         help="import a checkpoint of an original implementation",
         description="Make a run folder, for eval and generate, from a checkpoint of an original "
         "implementation. Such a file has no vocabulary. It is rebuilt from the corpus, so give the corpus "
-        "that the model was trained on. Without a corpus, and for fairseq, the run reads and writes token "
-        "numbers. Options that the file does not contain have the project's defaults.",
+        "that the model was trained on; for fairseq the folder that it prepared. Without a corpus "
+        "the run reads and writes token numbers. Whole modules, as SHA-RNN and Transformer-XL save them, are "
+        "read without running anything from the file. Options that the file does not contain have the "
+        "project's defaults.",
     )
     parser.add_argument(
         "file",
+        nargs="?",
         type=expanded,
         metavar="FILE",
-        help="the checkpoint; a file that could run code is refused",
+        help="the checkpoint; nothing from it is ever run",
     )
     parser.add_argument(
+        "--pretrained",
+        metavar="NAME",
+        help="instead of FILE, a model that the authors of adaptive span published: enwik8, enwik8_large, "
+        "text8 or text8_large; it is downloaded, and its corpus too unless --data names another",
+    )
+    parser.add_argument(
+        "--kind",
         "--from",
         dest="kind",
         metavar="KIND",
-        required=True,
-        help="adaptive-span, fairseq-adaptive-span, sha-rnn, transformer-xl or hf-transfo-xl",
+        help="the project of FILE: adaptive-span, fairseq-adaptive-span, sha-rnn, transformer-xl, "
+        "hf-transfo-xl or gpt-spans",
     )
     parser.add_argument("--data", metavar="CORPUS", help="the corpus it was trained on")
     parser.add_argument(
@@ -45,11 +56,26 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from longspan.interop.pretrained import find_pretrained
     from longspan.interop.run import import_run
+    from longspan.runs import RunFolder
 
-    file, out = Path(args.file), Path(args.out)
+    if (args.file is None) == (args.pretrained is None):
+        raise UsageError("give a checkpoint FILE, or the name of a published model with --pretrained")
+    out, corpus = Path(args.out), args.data
+    RunFolder.must_be_new(out)
     check_parent(out)
-    import_run(file, args.kind, out, args.data, args.config, progress=say)
-    text = "" if args.data else " --data NUMBERS.txt"
+    if args.pretrained is not None:
+        model = find_pretrained(args.pretrained)
+        if args.kind not in (None, model.kind):
+            raise UsageError(f"the model '{model.name}' is of the kind {model.kind}: drop --kind")
+        corpus = corpus or model.corpus
+        file, kind, url = model.fetch(say), model.kind, model.url
+    elif args.kind is None:
+        raise UsageError("say with --kind which project FILE is from: 'longspan import --help' lists them")
+    else:
+        file, kind, url = Path(args.file), args.kind, None
+    import_run(file, kind, out, corpus, args.config, url=url, progress=say)
+    text = "" if corpus else " --data NUMBERS.txt"
     there = quote(str(out))
     print(f"{out}: try 'longspan eval {there}{text}' or 'longspan generate {there}'")

@@ -68,7 +68,8 @@ def _count(number: int) -> str:
 
 def _length(stage: StageConfig) -> str:
     limit = f" or {stage.max_seconds:g} s" if stage.max_seconds else ""
-    return f"{stage.steps:,} steps{limit}"
+    length = f"{stage.steps:,} steps" if stage.steps else f"{stage.epochs} epochs"
+    return f"{length}{limit}"
 
 
 def _expectation(key: str, value: Any) -> str:

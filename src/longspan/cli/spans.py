@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,22 @@ def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "spans",
         help="show the learned span of every head",
-        description="Print the learned spans, and draw them with their history as a picture.",
+        description="Print the learned spans, and draw them with their history as a picture. With --text: "
+        "the spans of every head at every token of a text, if spans depend on the input.",
     )
     parser.add_argument("folder", type=expanded, metavar="RUN", help="the run folder")
     parser.add_argument(
         "--out", type=expanded, metavar="FILE.png", help="file of the picture (default: RUN/spans.png)"
+    )
+    parser.add_argument(
+        "--text", type=expanded, metavar="FILE", help="read this text, and show the spans at its tokens"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, with the spans of every head")
+    parser.add_argument(
+        "--checkpoint", choices=("best", "last"), default="best", help="weights for --text (default: best)"
+    )
+    parser.add_argument(
+        "--device", default="auto", help="where --text is read: cpu, cuda, ... (default: auto)"
     )
     parser.add_argument(
         "--freeze",
@@ -44,7 +56,12 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError(f"the picture is a PNG file: --out must end in .png, not {picture.name}")
     if picture is not None and picture.exists():
         raise UserError(f"{picture} exists already: give --out another name")
-    show(folder, picture)
+    if args.text and args.freeze:
+        raise UsageError("--text shows spans and --freeze makes a run: give one of them")
+    if args.text:
+        show_over_text(args, picture or folder.path / "text-spans.png")
+    else:
+        show(folder, picture, as_json=args.json)
     if args.freeze:
         freeze(folder, Path(args.freeze))
 
@@ -57,12 +74,42 @@ def freeze(folder: RunFolder, out: Path) -> None:
     print(f"{out}: its windows are in config.toml; try 'longspan eval {quote(str(out))}'")
 
 
-def show(folder: RunFolder, picture: Path | None = None) -> None:
+def show_over_text(args: argparse.Namespace, picture: Path) -> None:
+    """Print and draw the spans of every head at every token of a text."""
+    from longspan.inspection.token_spans import draw_token_spans, token_spans_as_text
+    from longspan.language_model import load
+
+    try:
+        text = Path(args.text).read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as problem:
+        raise UserError(f"cannot read {args.text}: {problem.strerror}") from None
+    lm = load(args.folder, args.checkpoint, args.device)
+    spans_LHT, all_pieces = lm.token_spans(text), lm.tokenizer.pieces()
+    pieces = [all_pieces[token] for token in lm.tokenizer.encode(text).tolist()]
+    draw_token_spans(lm.config.name, pieces, spans_LHT, picture)
+    if args.json:
+        tokens = [piece.decode("utf-8", "replace") for piece in pieces]
+        fields = {"run": args.folder, "checkpoint": args.checkpoint, "text": args.text}
+        print(json.dumps(fields | {"tokens": tokens, "spans": spans_LHT.tolist(), "picture": str(picture)}))
+        return
+    print(token_spans_as_text(pieces, spans_LHT))
+    print(f"\npicture: {picture}")
+
+
+def show(folder: RunFolder, picture: Path | None = None, *, as_json: bool = False) -> None:
     """Print the spans of a run and draw them, by default into its own folder."""
     from longspan.inspection import draw_spans, read_spans, spans_as_text
 
     picture = picture or folder.path / "spans.png"
     history = read_spans(folder)
     draw_spans(history, picture)
+    if as_json:
+        fields = {"run": str(folder.path), "step": int(history.steps_N[-1]), "limit": history.limit}
+        print(json.dumps(fields | {"spans": history.last_LH.tolist(), "picture": str(picture)}))
+        return
     print(spans_as_text(history))
+    if history.dynamic:
+        print(
+            "\nThese are means over a training block: --text FILE shows the spans at every token of a text."
+        )
     print(f"\npicture: {picture}")

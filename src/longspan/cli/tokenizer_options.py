@@ -15,7 +15,7 @@ def add_tokenizer_options(parser: argparse.ArgumentParser, *, default: str) -> N
         "--tokenizer",
         metavar="KIND",
         help="the unit of text: byte, character, word, number, sentencepiece, sentencepiece-default, bpe, "
-        f"adaptive-span, sha-rnn, transformer-xl, or one of a plugin (default: {default})",
+        f"adaptive-span, sha-rnn, transformer-xl, fairseq, or one of a plugin (default: {default})",
     )
     parser.add_argument("--vocabulary-size", type=int, metavar="N", help="pieces or words to keep")
     parser.add_argument("--lowercase", action="store_true", help="convert text to lower case first")

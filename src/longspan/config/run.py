@@ -58,6 +58,8 @@ class RunConfig:
 
         self._complete_block_options()
         self._complete_plugins()
+        if self.training.at_end == "stop" and any(stage.epochs for stage in self.stage):
+            raise ValueError("epochs need training.at_end = 'restart': with 'stop' the text is read once")
         segment = self.training.segment_length
         for stage in self.stage:
             if segment is not None and segment % (stage.block_length or 1):

@@ -28,9 +28,13 @@ class SearchConfig:
     temperature_start: float = option(
         1.0, help="temperature at the start: high gives an even mixture, low a one-hot one"
     )
-    temperature_end: float = option(0.1, help="the temperature after anneal_steps")
-    temperature_schedule: Literal["exponential", "linear", "constant"] = option(
-        "exponential", help="annealing from temperature_start to temperature_end; constant does not anneal"
+    temperature_end: float = option(
+        0.1, help="the temperature after anneal_steps; learned: the lowest temperature"
+    )
+    temperature_schedule: Literal["exponential", "linear", "constant", "learned"] = option(
+        "exponential",
+        help="annealing from temperature_start to temperature_end; constant does not anneal; learned: the "
+        "temperature is a parameter that starts at temperature_start",
     )
     anneal_steps: int | None = option(None, help="steps until temperature_end (default: all steps)")
     updates: Literal["together", "alternate"] = option(
@@ -63,6 +67,14 @@ class SearchConfig:
         for name in ("temperature_start", "temperature_end"):
             if not COLDEST <= getattr(self, name) <= HOTTEST:
                 raise ValueError(f"{name} must be between {COLDEST:g} and {HOTTEST:g}")
+        if self.temperature_schedule == "learned":
+            if self.temperature_start < self.temperature_end:
+                raise ValueError(
+                    f"temperature_start, {self.temperature_start:g}, must not be below temperature_end, "
+                    f"{self.temperature_end:g}, the lowest learned temperature"
+                )
+            if self.anneal_steps is not None:
+                raise ValueError("anneal_steps has no effect on a learned temperature")
         for name in ("warm_up_steps", "cost_weight", *_OF_THE_ARCHITECTURE):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative")

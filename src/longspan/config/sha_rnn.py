@@ -23,6 +23,9 @@ class ShaRnnConfig:
     )
     dropout: float = option(0.0, help="dropout inside the layers and on their outputs")
     embedding_dropout: float = option(0.0, help="dropout on the embeddings and on the last layer's output")
+    weight_drop: float = option(
+        0.0, help="dropout on the recurrent matrices of the LSTMs, one mask per block of tokens"
+    )
     tied: bool = option(True, help="use the embedding's weights in the output layer")
     splits: tuple[int, ...] = option(
         (), help="two-step softmax for large vocabularies: the first token of each part, in increasing order"
@@ -37,8 +40,8 @@ class ShaRnnConfig:
             raise ValueError(f"inner_width {self.inner_width} must be at least the width, {self.width}")
         if self.memory_length < 0:
             raise ValueError("memory_length must not be negative")
-        if not all(0.0 <= part < 1.0 for part in (self.dropout, self.embedding_dropout)):
-            raise ValueError("dropout and embedding_dropout must be at least 0 and below 1")
+        if not all(0.0 <= part < 1.0 for part in (self.dropout, self.embedding_dropout, self.weight_drop)):
+            raise ValueError("dropout, embedding_dropout and weight_drop must be at least 0 and below 1")
         if any(first >= second for first, second in zip((0, *self.splits), self.splits, strict=False)):
             raise ValueError("splits must be above 0 and increase")
 

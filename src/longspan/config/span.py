@@ -12,7 +12,9 @@ from longspan.config.schema import option
 class SpanConfig:
     """How far back a head may look."""
 
-    kind: Literal["learned", "fixed"] = option("learned", help="learned spans, or fixed windows")
+    kind: Literal["learned", "dynamic", "fixed"] = option(
+        "learned", help="learned spans, learned spans that depend on the input, or fixed windows"
+    )
     per: Literal["head", "layer"] = option("head", help="one span per head, or one per layer")
     limit: int = option(1024, help="the longest distance a head can look back, in tokens")
     ramp: int = option(32, help="number of tokens over which the soft edge of a span falls from 1 to 0")
@@ -25,7 +27,11 @@ class SpanConfig:
         help="the limits of a layer's heads rise geometrically from this to limit; a head remembers no more "
         "than its own limit (default: one limit for all heads)",
     )
-    start: float = option(0.0, help="learned spans at the start of training, as a fraction of the limit")
+    start: float = option(
+        0.0,
+        help="learned spans at the start of training, as a fraction of the limit; dynamic spans start at "
+        "0.018 or more",
+    )
     penalty: float = option(0.0, help="loss per token of the mean span of each layer")
     penalty_from: int = option(0, help="updates before the penalty starts")
     penalty_full: int = option(
@@ -51,8 +57,10 @@ class SpanConfig:
             raise ValueError("start must lie between 0 and 1")
         if self.limit_shortest is not None and not 1 <= self.limit_shortest <= self.limit:
             raise ValueError(f"limit_shortest must lie between 1 and the limit, {self.limit}")
-        if self.limit_shortest is not None and (self.per == "layer" or self.kind == "fixed"):
+        if self.limit_shortest is not None and (self.per == "layer" or self.kind != "learned"):
             raise ValueError("limit_shortest needs a learned span per head")
+        if self.per == "layer" and self.kind == "dynamic":
+            raise ValueError('dynamic spans are those of single heads: per must be "head"')
         if not self.penalty >= 0.0:
             raise ValueError("penalty must not be negative")
         if self.penalty_from < 0 or (self.penalty_full and self.penalty_full < self.penalty_from):

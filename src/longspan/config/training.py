@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
@@ -17,11 +18,13 @@ _HEEDED_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "beta1": ("optimizer", ("adam", "adamw", "lamb", "muon")),
     "beta2": ("optimizer", ("adam", "adamw", "lamb", "muon")),
     "weight_decay": ("optimizer", ("adam", "adamw", "lamb", "sgd", "muon")),
+    "weight_decay_of": ("optimizer", ("adam", "adamw", "lamb", "sgd", "muon")),
     "min_trust": ("optimizer", ("lamb",)),
     "adamw_learning_rate": ("optimizer", ("muon",)),
     "final_fraction": ("schedule", ("cosine", "trapezoid", "one-minus-sqrt")),
     "cooldown": ("schedule", ("trapezoid", "one-minus-sqrt")),
 }
+_UNUSED_IF_ZERO = ("momentum",)  # 0 is also no momentum: command lines written for other code may have it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,10 @@ class StageConfig:
     """
 
     name: str = option("train", help="name of the stage in logs")
-    steps: int = option(help="optimizer steps of this stage")
+    steps: int | None = option(None, help="length of this stage in optimizer steps (or give epochs)")
+    epochs: int | None = option(
+        None, help="length of this stage in epochs: how many times it reads the training text"
+    )
     optimizer: Literal["adagrad", "adam", "adamw", "lamb", "sgd", "muon"] = option(
         "adamw", help="muon updates the matrices of the blocks, and adamw everything else"
     )
@@ -48,14 +54,26 @@ class StageConfig:
     final_fraction: float = option(
         0.0, help="learning rate at the end of a falling schedule, as a fraction of learning_rate"
     )
+    when: tuple[int, ...] = option(
+        (), help="after each of these numbers of epochs of the stage, multiply the rate by when_factor"
+    )
+    when_factor: float = option(0.1, help="factor of the learning rate at the epochs in when")
     clip_norm: float = option(
         0.0, help="limit of the gradient norm, 0 for none; per tensor for adagrad, else over all gradients"
     )
-    momentum: float | None = option(None, help="momentum (default: 0.95 for muon, 0 for sgd)")
+    clip_value: float = option(
+        0.0, help="limit of each element of the gradients, before clip_norm; 0 for none"
+    )
+    momentum: float | None = option(
+        None, help="momentum (default: 0.95 for muon, 0 for sgd); the others accept only 0"
+    )
     beta1: float = option(0.9, help="adam, lamb: decay of the mean gradient")
     beta2: float = option(0.999, help="adam, lamb: decay of the mean squared gradient")
-    weight_decay: float = option(
-        0.0, help="weight decay of matrices; never of norms, biases, embeddings or spans"
+    weight_decay: float = option(0.0, help="weight decay of the parameters that weight_decay_of names")
+    weight_decay_of: Literal["matrices", "all"] = option(
+        "matrices",
+        help="what decays: matrices of the layers, or all parameters, also norms, biases, embeddings and "
+        "spans, as in SHA-RNN's code",
     )
     min_trust: float = option(
         0.25,
@@ -75,8 +93,19 @@ class StageConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError("steps must be at least 1")
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(
+                "give the length of a stage as steps or as epochs, not both: 'none' removes one of a recipe"
+                if self.steps is not None
+                else "give the length of the stage, as steps or as epochs"
+            )
+        for name in ("steps", "epochs"):
+            if (length := getattr(self, name)) is not None and length < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if any(later <= earlier for earlier, later in itertools.pairwise((0, *self.when))):
+            raise ValueError("when must hold numbers of epochs above 0, in increasing order")
+        if not self.when_factor > 0:
+            raise ValueError("when_factor must be above 0")
         if self.max_seconds is not None and not self.max_seconds > 0:
             raise ValueError("max_seconds must be above 0")
         if self.block_length is not None and self.block_length < 1:
@@ -87,6 +116,7 @@ class StageConfig:
             "span_learning_rate",
             "warmup_steps",
             "clip_norm",
+            "clip_value",
             "weight_decay",
         ):
             if not (getattr(self, name) or 0) >= 0:
@@ -102,8 +132,10 @@ class StageConfig:
             raise ValueError("min_trust must not be negative")
         defaults = {field.name: field.default for field in fields(self)}
         for name, (choice, heeding) in _HEEDED_BY.items():
-            chosen = getattr(self, choice)
-            if chosen not in heeding and getattr(self, name) != defaults[name]:
+            chosen, value = getattr(self, choice), getattr(self, name)
+            if name in _UNUSED_IF_ZERO and value == 0:
+                continue
+            if chosen not in heeding and value != defaults[name]:
                 raise ValueError(
                     f"{name} has no effect with {choice} {chosen} (only with {', '.join(heeding)}): "
                     f"set it to its default, {shown(defaults[name])}"
@@ -129,6 +161,11 @@ class TrainingConfig:
         "or stages are left",
     )
     micro_batches: int = option(1, help="split the batch into this many parts: less memory, same gradients")
+    accumulate: int = option(
+        1,
+        help="blocks of one update, as in SHA-RNN's code: their losses are added up, and gradients flow "
+        "through the state from block to block; updates do not cross the end of an epoch",
+    )
     precision: Precision = option(
         "auto",
         help="precision of the forward pass; auto is bf16 on a GPU that has it, else float32; weights, "
@@ -151,6 +188,9 @@ class TrainingConfig:
     )
     device: str = option("auto", help="cpu, cuda, cuda:1 ...; auto uses a GPU if there is one")
     seed: int = option(1, help="seed of initial weights, dropout, block lengths and the order of segments")
+    logger: Literal["wandb"] | None = option(
+        None, help="also send the metrics to Weights & Biases (needs: pip install 'longspan[wandb]')"
+    )
     log_every: int = option(50, help="steps between two lines of metrics")
     evaluate_every: int = option(1000, help="steps between two evaluations; 0 for none until the end")
     checkpoint_every: int = option(1000, help="steps between two checkpoints; 0 for none until the end")
@@ -165,6 +205,8 @@ class TrainingConfig:
                 raise ValueError("block_jitter cannot be combined with segment_length: leave out one of them")
         if not 1 <= self.micro_batches <= self.batch_size:
             raise ValueError(f"micro_batches must lie between 1 and the batch_size, {self.batch_size}")
+        if self.accumulate < 1:
+            raise ValueError("accumulate must be at least 1")
         if min(self.evaluate_every, self.checkpoint_every, self.compile_warmup) < 0:
             raise ValueError("evaluate_every, checkpoint_every and compile_warmup must not be negative")
         if not 0.0 <= self.average < 1.0:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from longspan.config.pattern import block_options, check_pattern, letters
 from longspan.config.schema import option, section
 from longspan.config.span import SpanConfig
-from longspan.config.vocabulary import check_cutoffs
+from longspan.config.vocabulary import check_cluster_widths, check_cutoffs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,9 @@ class XLVocabularyConfig:
         (), help="cutoffs of the adaptive softmax in the vocabulary, sorted by frequency; none: plain softmax"
     )
     division: int = option(1, help="how many times narrower each cluster is than the one before")
+    cluster_widths: tuple[int, ...] = option(
+        (), help="in place of division: the width of each cluster, the first included"
+    )
     divided: Literal["both", "head"] = option(
         "both", help="the embedding narrows with the clusters too, or is one table for all words"
     )
@@ -41,8 +44,18 @@ class XLVocabularyConfig:
             raise ValueError(
                 f"tied_projections has {len(self.ties)} entries for {len(self.cutoffs) + 1} clusters"
             )
-        if self.divided == "head" and (self.tied or self.division == 1):
-            raise ValueError('divided = "head" needs tied = false and a division above 1')
+        check_cluster_widths(self.cluster_widths, self.cutoffs)
+        if self.cluster_widths and (self.division != 1 or self.table_width is not None):
+            raise ValueError(
+                "division and table_width have no effect with cluster_widths: leave out one or the other"
+            )
+        if self.divided == "head" and (self.tied or not self.narrows):
+            raise ValueError('divided = "head" needs tied = false, and a division above 1 or cluster_widths')
+
+    @property
+    def narrows(self) -> bool:
+        """Whether every cluster has a table of its own, with its own width."""
+        return self.division > 1 or bool(self.cluster_widths)
 
     @property
     def ties(self) -> tuple[bool, ...]:

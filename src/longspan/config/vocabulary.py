@@ -17,6 +17,9 @@ class VocabularyConfig:
         (), help="cutoffs between clusters of the vocabulary, sorted by frequency; none: plain embeddings"
     )
     division: int = option(4, help="how many times narrower each cluster is than the one before")
+    cluster_widths: tuple[int, ...] = option(
+        (), help="in place of division: the width of each cluster, the first included"
+    )
     tied: bool = option(False, help="use the embedding's tables and projections in the output layer")
     cluster_order: Literal["from-end", "forward"] = option(
         "from-end", help="cluster 1 is the last column of the first softmax (from-end) or its first"
@@ -26,9 +29,20 @@ class VocabularyConfig:
         check_cutoffs(self.cutoffs)
         if self.division < 1:
             raise ValueError("division must be at least 1")
+        if self.cluster_widths and self.division != VocabularyConfig.division:
+            raise ValueError("division has no effect with cluster_widths: leave out one of them")
         for field in fields(self):
             if not self.cutoffs and getattr(self, field.name) != field.default:
                 raise ValueError(f"{field.name} has no effect without cutoffs")
+        check_cluster_widths(self.cluster_widths, self.cutoffs)
+
+
+def check_cluster_widths(widths: tuple[int, ...], cutoffs: tuple[int, ...]) -> None:
+    """A `ValueError` if there are widths, but not one for each cluster."""
+    if widths and len(widths) != len(cutoffs) + 1:
+        raise ValueError(f"cluster_widths has {len(widths)} entries for {len(cutoffs) + 1} clusters")
+    if any(width < 1 for width in widths):
+        raise ValueError(f"cluster_widths must be at least 1, not {', '.join(map(str, widths))}")
 
 
 def check_cutoffs(cutoffs: tuple[int, ...]) -> None:

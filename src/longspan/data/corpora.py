@@ -5,6 +5,7 @@ The checksums are those of the archives as first published; every mirror must ma
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from longspan.home import home
 from longspan.registry import CORPORA
 
 _WIKITEXT_SPLITS = {"train": "wiki.train.tokens", "valid": "wiki.valid.tokens", "test": "wiki.test.tokens"}
+_PTB_SPLITS = {"train": "ptb.train.txt", "valid": "ptb.valid.txt", "test": "ptb.test.txt"}
 _HELD_OUT_BYTES = 5_000_000  # of enwik8 and text8, for valid and for test
 
 ENWIK8 = Archive(
@@ -49,9 +51,24 @@ WIKITEXT_103 = Archive(
     ),
     members={f"wikitext-103/{name}": name for name in _WIKITEXT_SPLITS.values()},
 )
+PTB = Archive(
+    name="simple-examples.tgz",
+    checksum="md5:30177ea32e27c525793142b6bf2c8e2d",
+    urls=(
+        "https://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",
+        "https://dataset.bj.bcebos.com/imikolov%2Fsimple-examples.tgz",
+    ),
+    members={f"./simple-examples/data/{name}": name for name in _PTB_SPLITS.values()},
+)
 
 
-ARCHIVES = {"enwik8": ENWIK8, "text8": TEXT8, "wikitext-2": WIKITEXT_2, "wikitext-103": WIKITEXT_103}
+ARCHIVES = {
+    "enwik8": ENWIK8,
+    "text8": TEXT8,
+    "wikitext-2": WIKITEXT_2,
+    "wikitext-103": WIKITEXT_103,
+    "ptb": PTB,
+}
 
 
 def python(progress: Progress) -> Corpus:
@@ -67,11 +84,15 @@ def text8(progress: Progress) -> Corpus:
 
 
 def wikitext_2(progress: Progress) -> Corpus:
-    return _wikitext("wikitext-2", progress)
+    return _by_files("wikitext-2", _WIKITEXT_SPLITS, progress)
 
 
 def wikitext_103(progress: Progress) -> Corpus:
-    return _wikitext("wikitext-103", progress)
+    return _by_files("wikitext-103", _WIKITEXT_SPLITS, progress)
+
+
+def ptb(progress: Progress) -> Corpus:
+    return _by_files("ptb", _PTB_SPLITS, progress)
 
 
 def _by_bytes(name: str, form: Form, progress: Progress) -> Corpus:
@@ -83,9 +104,13 @@ def _by_bytes(name: str, form: Form, progress: Progress) -> Corpus:
     return Corpus(name, {"train": train, "valid": valid, "test": test}, form)
 
 
-def _wikitext(name: str, progress: Progress) -> Corpus:
+def _by_files(name: str, files: Mapping[str, str], progress: Progress) -> Corpus:
+    """One file of words for each split."""
     folder = _downloaded(name, progress)
-    return Corpus(name, {split: (Piece.whole(folder / file),) for split, file in _WIKITEXT_SPLITS.items()})
+    missing = [file for file in files.values() if not (folder / file).is_file()]
+    if missing:  # someone made the folder
+        raise UserError(f"{folder} has no {' or '.join(missing)}: add what is missing, or delete the folder")
+    return Corpus(name, {split: (Piece.whole(folder / file),) for split, file in files.items()})
 
 
 def _downloaded(name: str, progress: Progress) -> Path:

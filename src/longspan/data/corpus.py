@@ -11,8 +11,8 @@ SPLITS = ("train", "valid", "test")
 WHOLE = "whole"  # the only split of a file that is scored without splitting it
 CHUNK_BYTES = 4 << 20  # read at a time: corpora may be larger than memory
 
-# The format in which the originals stored a corpus: see tokenizers/originals.py.
-Form = Literal["bytes", "letters", "words"]
+# The format in which the originals stored a corpus: see tokenizers/originals.py; numbers: see data_bin.py.
+Form = Literal["bytes", "letters", "words", "numbers"]
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tarfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import pooch
 
@@ -23,10 +26,10 @@ _MEGABYTE = 1_000_000
 
 @dataclass(frozen=True)
 class Archive:
-    """A zip file, its URLs, and the files to extract from it."""
+    """A zip or tar file, its URLs, and the files to extract from it."""
 
     name: str
-    checksum: str  # "sha256:..." or "md5:...", of the zip file
+    checksum: str  # "sha256:..." or "md5:...", of the archive
     urls: tuple[str, ...]
     members: Mapping[str, str]  # path in the archive -> name after unpacking
 
@@ -40,12 +43,30 @@ def unpacked(archive: Archive, folder: Path, downloads: Path, progress: Progress
     if not folder.is_dir():
         source = _fetched(archive, downloads, progress)
         progress(f"unpacking {archive.name}")
-        with zipfile.ZipFile(source) as zipped, whole_folder(folder, first_wins=True) as partial:
+        with _members(source) as open_member, whole_folder(folder, first_wins=True) as partial:
             for member, name in archive.members.items():
-                with zipped.open(member) as packed, (partial / name).open("xb") as file:
+                with open_member(member) as packed, (partial / name).open("xb") as file:
                     while chunk := packed.read(1 << 20):
                         file.write(chunk)
     return folder
+
+
+@contextmanager
+def _members(source: Path) -> Iterator[Callable[[str], IO[bytes]]]:
+    """A function that opens a file of the archive. Paths in the archive are never used to write."""
+    if zipfile.is_zipfile(source):
+        with zipfile.ZipFile(source) as zipped:
+            yield zipped.open
+        return
+    with tarfile.open(source) as tar:
+
+        def open_member(name: str) -> IO[bytes]:
+            packed = tar.extractfile(name)
+            if packed is None:
+                raise UserError(f"'{name}' in {source} is not a regular file")
+            return packed
+
+        yield open_member
 
 
 def _fetched(archive: Archive, downloads: Path, progress: Progress) -> Path:
@@ -58,28 +79,34 @@ def _fetched(archive: Archive, downloads: Path, progress: Progress) -> Path:
                 "delete it, or replace it with the right file"
             )
         return path
-    pooch.get_logger().setLevel("ERROR")  # `progress` reports it already
     for url in archive.mirrors:
-        progress(f"downloading {url}")
-        try:
-            pooch.retrieve(
-                url,
-                known_hash=archive.checksum,
-                fname=archive.name,
-                path=downloads,
-                downloader=pooch.HTTPDownloader(
-                    progressbar=_Bar(archive.name, progress),
-                    timeout=_TIMEOUT_SECONDS,
-                    headers={"User-Agent": "Mozilla/5.0 (longspan)"},  # one mirror refuses plain tools
-                ),
-            )
-        except (OSError, ValueError) as problem:  # no network, no such file, or not the right file
-            progress(f"download failed: {_first_line(problem)}")
-            continue
-        return path
+        if download(url, path, archive.checksum, progress) is None:
+            return path
     raise UserError(
         f"could not download {archive.name}: get it from {archive.urls[0]} or elsewhere and put it at {path}"
     )
+
+
+def download(url: str, path: Path, checksum: str | None, progress: Progress) -> str | None:
+    """Write the file at `url` to `path`, completely or not at all; if that fails, return the reason."""
+    pooch.get_logger().setLevel("ERROR")  # `progress` reports it already
+    progress(f"downloading {url}")
+    try:
+        pooch.retrieve(
+            url,
+            known_hash=checksum,
+            fname=path.name,
+            path=path.parent,
+            downloader=pooch.HTTPDownloader(
+                progressbar=_Bar(path.name, progress),
+                timeout=_TIMEOUT_SECONDS,
+                headers={"User-Agent": "Mozilla/5.0 (longspan)"},  # one mirror refuses plain tools
+            ),
+        )
+    except (OSError, ValueError) as problem:  # no network, no such file, or not the right file
+        progress(f"download failed: {_first_line(problem)}")
+        return _first_line(problem)
+    return None
 
 
 def _first_line(problem: Exception) -> str:

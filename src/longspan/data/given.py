@@ -6,6 +6,7 @@ Shapes: B lanes, T tokens of a block.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -82,6 +83,9 @@ class BlockStream:
         after = LanePosition(number + 1, position.offset + tokens_BT.shape[1], position.epoch)
         self._latest = TokenBlock(tokens_BT, targets_BT, begins or number == 0, after)
         return self._latest
+
+    def epoch_length(self, epoch: int) -> float:
+        return math.inf
 
     def _from(self, number: int) -> Iterator[Any]:
         if callable(self._blocks):

@@ -46,6 +46,10 @@ class BlockSource(Protocol):
 
     def next(self, position: LanePosition) -> TokenBlock | None: ...
 
+    def epoch_length(self, epoch: int) -> float:
+        """Columns in this epoch; infinite if nobody knows."""
+        ...
+
 
 class Lanes:
     """Reads tokens in B lanes. It stores no position: `next` takes one and returns the next one.
@@ -95,6 +99,10 @@ class Lanes:
             begins=position.blocks == 0 or epoch > position.epoch,
             position=LanePosition(position.blocks + 1, offset + length, epoch),
         )
+
+    def epoch_length(self, epoch: int) -> int:
+        """Columns in an epoch."""
+        return self._lane_length - 1
 
     def _draw_length(self, draw: random.Random) -> int:
         """SHA-RNN's rule: about a block length, sometimes about half of it."""

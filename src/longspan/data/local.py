@@ -6,7 +6,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from longspan.data import splitting
+from longspan.data import data_bin, splitting
 from longspan.data.corpus import SPLITS, WHOLE, Corpus, Piece
 from longspan.errors import UserError
 
@@ -51,7 +51,12 @@ def whole_file(path: Path) -> Corpus:
 
 
 def from_folder(folder: Path) -> Corpus:
-    """`train.txt`, `valid.txt` and `test.txt` if they are there, else every text file, split by file."""
+    """`train.txt`, `valid.txt` and `test.txt` if they are there, else every text file, split by file.
+
+    A folder that fairseq prepared has numbers of words instead (`data_bin.py`).
+    """
+    if data_bin.is_data_bin(folder):
+        return data_bin.from_folder(folder)
     name = folder.resolve().name
     own_splits = {split: folder / f"{split}.txt" for split in SPLITS}
     missing = [path.name for path in own_splits.values() if not path.is_file()]

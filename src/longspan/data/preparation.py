@@ -23,6 +23,7 @@ from longspan.home import home
 # Part of every fingerprint: raise it when the same text and settings would give other tokens.
 _VERSION = 2
 _FACTS = "corpus.json"
+NUMBERED = ("number", "fairseq")  # the tokenizers that read numbers
 
 
 def _quiet(line: str) -> None:
@@ -61,6 +62,7 @@ def prepare(
 
 def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quiet) -> TokenizedCorpus:
     """The same for a `Corpus`."""
+    _check_form(corpus, config.kind)
     _check_not_empty(corpus)
     identity = fingerprint(corpus, config)
     folder = _folder(corpus, identity)
@@ -105,6 +107,7 @@ def split_tokens(
     `config` are the settings that the tokenizer was made with: where it is the one that `tokenize` made of
     this corpus, the token files of the training are used.
     """
+    _check_form(corpus, tokenizer.kind)
     wanted = _files_of(tokenizer)
     prepared = _open(_folder(corpus, fingerprint(corpus, config)))
     if prepared is not None and _files_of(prepared.tokenizer) == wanted:
@@ -123,6 +126,14 @@ def split_tokens(
     if written is None:
         raise UserError(f"the {split} split of {corpus.name} has no tokens: it needs more than white space")
     return written
+
+
+def _check_form(corpus: Corpus, kind: str) -> None:
+    if corpus.form == "numbers" and kind not in NUMBERED:
+        raise UserError(
+            f"{corpus.name} was prepared by fairseq and has numbers of words, which {kind} tokens "
+            "cannot be: use the fairseq tokenizer (--data.tokenizer.kind fairseq)"
+        )
 
 
 def _open_split(folder: Path, split: str) -> TokenFile | None:

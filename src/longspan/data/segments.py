@@ -66,6 +66,10 @@ class Segments:
             position=LanePosition(position.blocks + 1, offset + self._block_length, epoch),
         )
 
+    def epoch_length(self, epoch: int) -> int:
+        """Columns in an epoch."""
+        return len(self._begins_of(epoch)) * self._length
+
     def _draw_begins(self, epoch: int) -> npt.NDArray[np.int64]:
         """The first tokens of the segments of an epoch, B per row."""
         draw = random.Random(f"{self._seed}/{epoch}")

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from longspan import reading
 from longspan.errors import UserError
-from longspan.kernels.span_attention.mask import EPSILON
+from longspan.kernels.span_attention.mask import EPSILON, soft_mask
 from longspan.layers.recording import recording
 from longspan.layers.sha_attention import SingleHeadAttention
 from longspan.reading import Ids, TextState, blocks
@@ -179,17 +179,16 @@ def _group(q_BHTK: Tensor, k_BHTK: Tensor, kv_BMXK: Tensor, heads: slice, given:
     if given.filled_B is not None:
         reach_T1 = torch.arange(q_GTK.shape[1], device=q_GTK.device)[:, None] + given.filled_B[0]
         scores_GTW = scores_GTW.masked_fill(distances_W > reach_T1, -math.inf)
-    mask_GW = None
-    if given.spans_H is not None:
-        steps_W = torch.arange(window, device=q_GTK.device)
-        mask_GW = ((given.spans_H[heads, None].double() - steps_W) / given.ramp + 1).clamp(0, 1)
+    mask_GTW = None
+    if given.spans is not None:
+        spans_GT = given.spans[heads, None] if given.spans.dim() == 1 else given.spans[0, heads]
+        mask_GTW = soft_mask(spans_GT.double(), given.ramp, window)
     persistent_GTP = asked_GTK.new_empty(*asked_GTK.shape[:2], 0)
     if given.persistent is not None:
         persistent_GTP = asked_GTK @ given.persistent[0][heads].double().mT * scale
     weights = torch.cat([scores_GTW, persistent_GTP], dim=2).softmax(2)
-    if mask_GW is not None:
-        ones = mask_GW.new_ones(mask_GW.shape[0], persistent_GTP.shape[2])
-        weights = weights * torch.cat([mask_GW, ones], dim=1)[:, None]
+    if mask_GTW is not None:
+        weights = weights * F.pad(mask_GTW, (0, persistent_GTP.shape[2]), value=1.0)
         if given.renormalise:
             weights = weights / (weights.sum(2, keepdim=True) + EPSILON)
     weights = weights.to(q_BHTK.dtype)

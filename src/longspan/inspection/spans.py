@@ -24,6 +24,7 @@ class SpanHistory:
     limit: int
     steps_N: npt.NDArray[np.int64]
     spans_NLH: npt.NDArray[np.float64]
+    dynamic: bool = False  # spans depend on the input: these are means over a block in training
 
     @property
     def last_LH(self) -> npt.NDArray[np.float64]:
@@ -43,17 +44,18 @@ def read_spans(run: RunFolder) -> SpanHistory:
     moments = [_moment(run, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]
     if not moments:
         raise UserError(f"{run.path} has no spans to show: training writes them if the model learns spans")
-    steps, limits, spans = zip(*moments, strict=True)
+    steps, limits, spans, dynamic = zip(*moments, strict=True)
     if len({len(spans_H) for spans_LH in spans for spans_H in spans_LH}) > 1:
         raise UserError(f"{run.path} has layers with different numbers of heads: read {run.spans} instead")
-    return SpanHistory(run.config.name, limits[-1], np.array(steps), np.array(spans, dtype=np.float64))
+    spans_NLH = np.array(spans, dtype=np.float64)
+    return SpanHistory(run.config.name, limits[-1], np.array(steps), spans_NLH, dynamic[-1])
 
 
-def _moment(run: RunFolder, number: int, line: str) -> tuple[int, int, list[list[float]]]:
+def _moment(run: RunFolder, number: int, line: str) -> tuple[int, int, list[list[float]], bool]:
     try:
         moment = json.loads(line)
-        return int(moment["step"]), int(moment["limit"]), moment["spans"]
-    except (ValueError, KeyError, TypeError):
+        return int(moment["step"]), int(moment["limit"]), moment["spans"], bool(moment.get("dynamic"))
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"line {number} of {run.spans} is damaged: delete that line") from None
 
 
@@ -64,7 +66,8 @@ def spans_as_text(history: SpanHistory) -> str:
     cell = max(len(str(history.limit)) + 2, len("head 1"))
     columns = min(num_heads, HEADS_PER_LINE)
     lines = [
-        f"Learned spans of {history.name} {history.moment}, in tokens (limit {history.limit:,})",
+        f"{'Mean dynamic' if history.dynamic else 'Learned'} spans of {history.name} {history.moment}, "
+        f"in tokens (limit {history.limit:,})",
         "",
         "layer    mean   " + "  ".join(f"head {h}".rjust(cell) for h in range(1, columns + 1)),
     ]

@@ -67,7 +67,7 @@ class AdaptiveSpan(Translation):
     unused = re.compile(r".*\.mask_template")
 
     def tensors(self, loaded: Mapping[str, Any]) -> Tensors:
-        return Tensors(only_tensors(loaded.get("model", loaded), prefix="module."))
+        return Tensors(only_tensors(loaded.get("model", loaded)))
 
     def vocabulary_size(self, tensors: Tensors, options: Options) -> int:
         if "vocab_size" in options:

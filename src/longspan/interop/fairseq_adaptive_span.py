@@ -9,6 +9,7 @@ from typing import Any
 from longspan.config import AdaptiveSpanConfig
 from longspan.errors import UserError
 from longspan.interop.adaptive_span import SPAN, AdaptiveSpan
+from longspan.interop.pickles import StandIn
 from longspan.interop.translation import Options, Tensors, only_tensors
 
 # Their names of options -> adaptive-span's.
@@ -28,7 +29,7 @@ PLAIN = {"adapt_io_enabled": False, "pers_mem_size": 0}  # fairseq has neither
 
 
 class FairseqAdaptiveSpan(AdaptiveSpan):
-    """The tensors are those of adaptive-span. The file has the options too, if its `cfg` is plain data."""
+    """The tensors are those of adaptive-span. The file has the options too, in `cfg` or `args`."""
 
     groups = ("model",)
     types = {theirs: AdaptiveSpan.types[ours] for theirs, ours in OPTIONS.items()} | {
@@ -47,7 +48,9 @@ class FairseqAdaptiveSpan(AdaptiveSpan):
 
     def told(self, loaded: Mapping[str, Any]) -> Options:
         cfg = loaded.get("cfg")
-        options = cfg.get("model") if isinstance(cfg, Mapping) else None
+        options = cfg.get("model") if isinstance(cfg, Mapping) else loaded.get("args")
+        if isinstance(options, StandIn):  # an argparse.Namespace
+            options = options.state
         return options if isinstance(options, Mapping) else {}
 
     def vocabulary_size(self, tensors: Tensors, options: Options) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pickle
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,10 @@ from longspan.config import ModelConfig, schema
 from longspan.errors import UserError, nearest
 from longspan.interop.adaptive_span import AdaptiveSpan
 from longspan.interop.fairseq_adaptive_span import FairseqAdaptiveSpan
+from longspan.interop.gpt_spans import GptSpans
+from longspan.interop.modules import named
 from longspan.interop.sha_rnn import ShaRnn
+from longspan.interop.torch_file import read_torch_file
 from longspan.interop.transformer_xl import TransformerXL
 from longspan.interop.translation import Options, Tensors, Translation
 from longspan.models import LanguageModel, build
@@ -25,6 +27,7 @@ from longspan.models import LanguageModel, build
 KINDS: dict[str, Translation] = {
     "adaptive-span": AdaptiveSpan(),
     "fairseq-adaptive-span": FairseqAdaptiveSpan(),
+    "gpt-spans": GptSpans(),
     "sha-rnn": ShaRnn(),
     "transformer-xl": TransformerXL(
         memory_length=0, clamp_length=-1, same_length=False, start="empty", cluster_order="from-end"
@@ -76,14 +79,17 @@ def read_original(
         config = beside if beside.is_file() else None
     given = _options(config, translation.groups)
     loaded = _load(path, translation.remedy)
-    told = _without_none(translation.told(loaded))
     try:
+        told = _without_none(translation.told(loaded))
         options = translation.read({**told, **given})
         tensors = translation.tensors(loaded)
         model_config = translation.config(tensors, options)
         size = translation.vocabulary_size(tensors, options)
+        with torch.device("meta"):  # nothing is allocated before all shapes are known to fit
+            skeleton = build(model_config, size)
+        weights = _weights(skeleton, tensors, translation, model_config)
         model = build(model_config, size)
-        _fill(model, tensors, translation, model_config)
+        model.load_state_dict(weights)
     except (UserError, ValueError) as problem:
         raise UserError(f"{path} does not fit the kind '{kind}' and its options: {problem}") from None
     return model_config, model.eval()
@@ -93,25 +99,35 @@ def _load(path: Path, remedy: str) -> Mapping[str, Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a file is read, or refused with one line
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
+            contents = read_torch_file(path)
+            loaded = named(contents.value)
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
-    except pickle.UnpicklingError:
-        raise UserError(
-            f"{path} is refused: it has more than tensors, and reading that could run code from the file; "
-            f"{remedy}"
-        ) from None
     except IsADirectoryError:
         raise UserError(f"{path} is a folder: give the checkpoint file in it") from None
-    except PermissionError:
-        raise UserError(f"{path} cannot be read: permission denied") from None
-    except (RuntimeError, EOFError, ValueError, LookupError, OSError):  # torch's errors for such a file
+    except OSError as problem:
+        raise UserError(f"{path} cannot be read: {problem.strerror or problem}") from None
+    except UserError as problem:
         raise UserError(
-            f"{path} is not a torch checkpoint, or is incomplete or damaged: download it again"
+            f"{path} is not a torch checkpoint, or is incomplete or damaged: {problem}; download it again"
         ) from None
-    if not isinstance(loaded, Mapping):
+    if contents.calls and not _has_tensors(loaded):
+        raise UserError(
+            f"{path} is refused: it has no named tensors, only what could run code from the file, such as "
+            f"{min(contents.calls)[:80]!r}; {remedy}"
+        )
+    if loaded is None:
         raise UserError(f"{path} has no named tensors: save a state_dict and import that")
     return loaded
+
+
+def _has_tensors(loaded: Any) -> bool:
+    parts = loaded.values() if isinstance(loaded, Mapping) else ()
+    return any(
+        isinstance(inner, Tensor)
+        for part in parts
+        for inner in (part.values() if isinstance(part, Mapping) else (part,))
+    )
 
 
 def _options(config: Mapping[str, Any] | str | Path | None, groups: tuple[str, ...]) -> Options:
@@ -143,8 +159,10 @@ def _without_none(options: Options) -> Options:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _fill(model: LanguageModel, tensors: Tensors, translation: Translation, config: ModelConfig) -> None:
-    """Load the weights; every tensor must be used, and every parameter must be set."""
+def _weights(
+    model: LanguageModel, tensors: Tensors, translation: Translation, config: ModelConfig
+) -> dict[str, Tensor]:
+    """The weights of `model` by our names; every tensor must be used, and every parameter must be set."""
     table = translation.table(config, model.vocabulary_size)
     second_names = translation.second_names(config)
     for name, tensor in tensors.items():
@@ -169,7 +187,7 @@ def _fill(model: LanguageModel, tensors: Tensors, translation: Translation, conf
                     f"{list(wanted[ours].shape)}"
                 )
         weights |= parts
-    model.load_state_dict(weights)
+    return weights
 
 
 def _overridden(config: ModelConfig, overrides: Mapping[str, Any], kind: str) -> ModelConfig:

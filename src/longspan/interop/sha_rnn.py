@@ -14,6 +14,7 @@ from longspan.interop.translation import (
     Table,
     Tensors,
     Translation,
+    attributes,
     count,
     equal,
     only_tensors,
@@ -25,7 +26,10 @@ TIED = {"decoder.weight": "encoder.weight"}
 
 
 class ShaRnn(Translation):
-    """The file does not contain the memory length, the splits of the vocabulary and the dropout."""
+    """A state dict does not contain the memory length, the splits of the vocabulary and the dropout.
+
+    The original saves the model and its criterion as whole modules. Their attributes contain all of these.
+    """
 
     groups = ("model", "criterion")
     types: ClassVar[Mapping[str, Any]] = {
@@ -36,6 +40,7 @@ class ShaRnn(Translation):
         "num_max_positions": int,
         "dropouth": float,
         "dropouti": float,
+        "wdrop": float,
         "tie_weights": bool,
         "splits": tuple[int, ...],
     }
@@ -46,6 +51,14 @@ class ShaRnn(Translation):
         criterion = only_tensors(loaded.get("criterion", {}))
         found = only_tensors(loaded.get("model", loaded))
         return Tensors(found | {f"criterion.{name}": tensor for name, tensor in criterion.items()})
+
+    def told(self, loaded: Mapping[str, Any]) -> Options:
+        model, criterion = attributes(loaded), attributes(loaded, "criterion")
+        told = {name: model.get(name) for name in ("num_max_positions", "dropouth", "dropouti")}
+        splits = criterion.get("splits")
+        if isinstance(splits, list | tuple) and splits[:1] in ([0], (0,)):  # with both ends of the vocabulary
+            told["splits"] = list(splits[1:-1])
+        return told
 
     def vocabulary_size(self, tensors: Tensors, options: Options) -> int:
         return options.get("ntoken", tensors.size(("encoder.weight", 0), ("decoder.bias", 0)))
@@ -66,6 +79,7 @@ class ShaRnn(Translation):
             memory_length=options.get("num_max_positions", 5000),
             dropout=options.get("dropouth", 0.0),
             embedding_dropout=options.get("dropouti", 0.0),
+            weight_drop=options.get("wdrop", 0.0),
             tied=options.get("tie_weights", equal(tensors, TIED)),
             splits=splits,
         )

@@ -20,6 +20,7 @@ from longspan.interop.translation import (
     Table,
     Tensors,
     Translation,
+    attributes,
     cluster_shapes,
     count,
     division,
@@ -33,12 +34,25 @@ FAIRSEQ = (
     "decoder.model."  # prefix of Hugging Face's names in checkpoints of fairseq's examples/truncated_bptt
 )
 WORD_CUTOFFS = (20000, 40000, 200000)  # of both projects, for WikiText-103
+# Options that shapes do not tell -> the attribute of the original's module.
+ATTRIBUTES = {
+    "mem_len": "mem_len",
+    "clamp_len": "clamp_len",
+    "same_length": "same_length",
+    "dropout": "drop.p",
+    "dropatt": "layers.0.dec_attn.dropatt.p",
+    "pre_lnorm": "layers.0.dec_attn.pre_lnorm",
+    "div_val": "crit.div_val",
+}
 INNER = (("0.weight", 0), ("0.bias", 0), ("3.weight", 1))  # the dimensions of the inner width
 
 
 @dataclass(frozen=True)
 class TransformerXL(Translation):
-    """The file does not contain lengths, pre- or post-norm, dropout, and the cutoffs of a single table."""
+    """A state dict does not contain lengths, pre- or post-norm, dropout, and the cutoffs of a single table.
+
+    The original saves the whole module. Its attributes contain all of these.
+    """
 
     memory_length: int
     clamp_length: int
@@ -79,6 +93,16 @@ class TransformerXL(Translation):
         if first not in found:  # except for the prefix the two kinds look the same, but compute differently
             raise UserError(f"the tensor '{first}' is missing")
         return Tensors(only_tensors(found, self.prefix))
+
+    def told(self, loaded: Mapping[str, Any]) -> Options:
+        model = attributes(loaded)
+        if model.get("attn_type", 0) != 0:
+            raise UserError(f"attention of type {str(model['attn_type'])[:20]} is not supported, only type 0")
+        told = {theirs: model.get(name) for theirs, name in ATTRIBUTES.items()}
+        cutoffs = model.get("crit.cutoffs")
+        if isinstance(cutoffs, list | tuple) and cutoffs:  # the last one is the end of the vocabulary
+            told["cutoffs"] = list(cutoffs[:-1])
+        return told
 
     def vocabulary_size(self, tensors: Tensors, options: Options) -> int:
         words = sum(words for words, _ in cluster_shapes(tensors, TABLES))

@@ -99,6 +99,11 @@ class Translation(ABC):
         return found
 
 
+def attributes(loaded: Mapping[str, Any], part: str = "model") -> Mapping[str, Any]:
+    """The attributes of a module that was saved whole, by dotted names; none of a state dict."""
+    return getattr(loaded.get(part), "attributes", {})
+
+
 def only_tensors(loaded: Any, prefix: str = "") -> dict[str, Tensor]:
     """The named tensors, with `prefix` removed from their names."""
     parts = loaded.items() if isinstance(loaded, Mapping) else ()
@@ -117,7 +122,10 @@ def same(names: Mapping[str, str], *endings: str) -> Table:
 def count(tensors: Mapping[str, Tensor], pattern: str) -> int:
     """One more than the largest number that `pattern`, with one group, matches in the names."""
     matches = (re.match(pattern, name) for name in tensors)
-    return 1 + max((int(match[1]) for match in matches if match), default=-1)
+    number = 1 + max((int(match[1]) for match in matches if match), default=-1)
+    if number > len(tensors):
+        raise UserError(f"the names of the tensors count to {number}, but there are only {len(tensors)}")
+    return number
 
 
 def cluster_shapes(tensors: Tensors, tables: str) -> list[tuple[int, int]]:

@@ -53,16 +53,9 @@ def normed_sum(h: Tensor, out: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor
 
 
 def feed_forward(
-    h: Tensor,
-    w1_ED: Tensor,
-    b1_E: Tensor,
-    w2_DE: Tensor,
-    b2_D: Tensor,
-    norm: Norm,
-    *,
-    dropout: float,
-    dtype: torch.dtype,
-) -> Tensor:
+    h: Tensor, w1_ED: Tensor, b1_E: Tensor, w2_DE: Tensor, b2_D: Tensor, norm: Norm,
+    *, dropout: float, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
     """The result and both products have `dtype`."""
     weights = (w1_ED, b1_E, w2_DE, b2_D)
     y: Tensor = _FeedForward.apply(h, *weights, *norm, dropout, dtype)  # type: ignore[no-untyped-call]
@@ -71,20 +64,12 @@ def feed_forward(
 
 class _NormedSum(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        h: Tensor,
-        out: Tensor,
-        weight_D: Tensor,
-        bias_D: Tensor,
-        epsilon: float,
-        dropout: float,
-        dtype: torch.dtype,
-    ) -> Tensor:
+    def forward(ctx: Any, h: Tensor, out: Tensor, *norm_and_dtype: Any) -> Tensor:
+        norm, dtype = Norm(*norm_and_dtype[:-1]), norm_and_dtype[-1]
         h, out = h.contiguous(), out.contiguous()
-        y, stats_2N, seed = _normed(h, out, Norm(weight_D, bias_D, epsilon, dropout), dtype)
-        ctx.save_for_backward(h, out, weight_D, stats_2N, seed)
-        ctx.dropout = dropout
+        y, stats_2N, seed = _normed(h, out, norm, dtype)
+        ctx.save_for_backward(h, out, norm.weight_D, stats_2N, seed)
+        ctx.dropout = norm.dropout
         return y
 
     @staticmethod
@@ -97,19 +82,9 @@ class _NormedSum(torch.autograd.Function):
 class _FeedForward(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        h: Tensor,
-        w1_ED: Tensor,
-        b1_E: Tensor,
-        w2_DE: Tensor,
-        b2_D: Tensor,
-        weight_D: Tensor,
-        bias_D: Tensor,
-        epsilon: float,
-        output_dropout: float,
-        dropout: float,
-        dtype: torch.dtype,
-    ) -> Tensor:
+        ctx: Any, h: Tensor, w1_ED: Tensor, b1_E: Tensor, w2_DE: Tensor, b2_D: Tensor, weight_D: Tensor,
+        bias_D: Tensor, epsilon: float, output_dropout: float, dropout: float, dtype: torch.dtype,
+    ) -> Tensor:  # fmt: skip
         h_ND = h.contiguous().view(-1, h.shape[-1])
         w1_ED, b1_E, w2_DE, b2_D = (part.to(dtype) for part in (w1_ED, b1_E, w2_DE, b2_D))
         x_ND = h_ND.to(dtype)
@@ -154,14 +129,9 @@ def _normed(h: Tensor, out: Tensor, norm: Norm, dtype: torch.dtype) -> tuple[Ten
 
 
 def _norm_gradients(
-    dy: Tensor,
-    dropout: float,
-    h: Tensor,
-    out: Tensor,
-    weight_D: Tensor,
-    stats_2N: Tensor,
+    dy: Tensor, dropout: float, h: Tensor, out: Tensor, weight_D: Tensor, stats_2N: Tensor,
     seed: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dh, dout (it may be the same tensor) and three sums over rows: dweight, dbias and that of dout."""
     width = h.shape[-1]
     rows, tile = h.numel() // width, _row_tile(width)

@@ -81,7 +81,7 @@ class Attention(AttentionHeads):
         *qkv, new_BTXK = self._qk_norm_rope(self._project(x_BTD, heads.order, weights), state, heads.order)
         q_BHTK, k_BHTK, v_BHTK = (x_BTHK.transpose(1, 2) for x_BTHK in qkv)
         past = [kv_BMXK.to(k_BHTK.dtype) for kv_BMXK in self._recall(state, heads, weights)]
-        context = self._context(heads, past, state, num_queries)
+        context = self._context(heads, past, state, x_BTD)
         keep(self, q_BHTK, k_BHTK, heads.order, context)
         attended_BHTK = span_attention(q_BHTK, k_BHTK, v_BHTK, context)
         out_BTD = self._project_out(attended_BHTK.transpose(1, 2), heads.order, weights)
@@ -121,7 +121,10 @@ class Attention(AttentionHeads):
         )
         order = heads.order
         past = [kv_BMXK.to(weight.dtype) for kv_BMXK in self._recall(state, heads)]
-        attention = one_token(self._context(heads, past, state, num_queries=1))
+        # Spans that depend on the input are given with every token.
+        x_B1D = weight.new_zeros(past[0].shape[0], 1, self.query.in_features)
+        context = self._context(heads, past, state, x_B1D)
+        attention, dynamic = one_token(context), context.spans is not None and context.spans.dim() > 1
         matrices = (layer.weight for layer in (self.query, self.key, self.value))
         project = FixedProduct(torch.cat([self._rows(matrix, order) for matrix in matrices]))
         project_out = FixedProduct(self._rows(self.out.weight.mT, order).mT.contiguous())
@@ -138,7 +141,9 @@ class Attention(AttentionHeads):
             else:
                 qkv = self._qk_norm_rope(rows_BRK[:, None], read, order)
                 q_BHK, kv_BXK = qkv.q_BTHK.squeeze(1), qkv.kv_BTXK.squeeze(1)
-            found_BHK = attention.attend(q_BHK, kv_BXK)
+            spans = self.span.spans_for(x_1BD.transpose(0, 1)) if dynamic else None
+            spans_BH = None if spans is None else select_heads(spans[..., 0], order, dim=1)
+            found_BHK = attention.attend(q_BHK, kv_BXK, spans_BH)
             for count_B in counts:
                 count_B += 1
             h_1BD = project_out(found_BHK.reshape(1, h_1BD.shape[1], -1), onto=h_1BD)
@@ -151,9 +156,10 @@ class Attention(AttentionHeads):
         return self.empty_start or not self.norm_recalled
 
     def _context(
-        self, heads: HeadGroups, past: Sequence[Tensor], state: State, num_queries: int
+        self, heads: HeadGroups, past: Sequence[Tensor], state: State, x_BTD: Tensor
     ) -> AttentionContext:
-        order, spans_H = heads.order, self.span.spans_H()
+        order, spans = heads.order, self.span.spans_for(x_BTD)
+        num_queries = x_BTD.shape[0] * x_BTD.shape[1]
         terms = self._positions[0].terms(num_queries, max(heads.windows_H), order)
         return AttentionContext(
             past=past,
@@ -161,7 +167,7 @@ class Attention(AttentionHeads):
             **terms._asdict(),
             persistent=None if self.persistent is None else self.persistent.of(order),
             filled_B=self._filled(state) if self.sees_itself else None,
-            spans_H=None if spans_H is None else select_heads(spans_H, order),
+            spans=None if spans is None else select_heads(spans, order, dim=0 if spans.dim() == 1 else 1),
             ramp=self.span.ramp,
             renormalise=self.span.renormalise,
             first_distance=0 if self.sees_itself else 1,
@@ -197,7 +203,7 @@ class Attention(AttentionHeads):
         """Projections, and for every head what it computes for the keys in its window W and memory M."""
         (B, T, _), K = shape, self.head_width
         D, positions = self.query.in_features, self._positions[0]
-        total = sum(flops(layer, shape) for layer in (self.query, self.key, self.value, self.out))
+        total = sum(flops(layer, shape) for layer in (self.query, self.key, self.value, self.out, self.span))
         for W in self.span.windows_for(T):
             M = _recalled(min(W, self.span.memory_length), shape)
             if not self.keeps_keys:

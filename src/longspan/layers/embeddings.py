@@ -23,7 +23,8 @@ class AdaptiveEmbedding(nn.Module):
     """Adaptive input representations (Baevski and Auli, 2018): x = sqrt(D) P_i e.
 
     The vocabulary, sorted by frequency, is cut at `cutoffs` into clusters. Cluster i has a table of width
-    floor(table_width / division^i) and a projection P_i to the model's width D, the first cluster too.
+    floor(table_width / division^i), or cluster_widths[i] if these are given, and a projection P_i to the
+    model's width D, the first cluster too.
 
     With `one_table` (Transformer-XL without division) every word has a row in the same table, and there is
     one projection, only if `table_width` is not D. The clusters then matter only to the output layer.
@@ -39,15 +40,18 @@ class AdaptiveEmbedding(nn.Module):
         cutoffs: Sequence[int] = (),
         division: int = 1,
         table_width: int | None = None,
+        cluster_widths: Sequence[int] = (),
         one_table: bool = False,
     ) -> None:
         super().__init__()
-        if one_table and division != 1:
-            raise ValueError("one table has one width: division must be 1")
+        if one_table and (division != 1 or cluster_widths):
+            raise ValueError("one table has one width: division must be 1, without cluster_widths")
         self.num_embeddings = vocabulary_size
         self.width = width
         self.bounds = cluster_bounds(vocabulary_size, cutoffs)
-        self.table_widths = narrowing_widths(table_width or width, division, len(self.bounds) - 1)
+        self.table_widths = list(cluster_widths) or narrowing_widths(
+            table_width or width, division, len(self.bounds) - 1
+        )
         self.one_table = one_table
         shapes = list(zip(self.cluster_sizes, self.table_widths, strict=True))
         if one_table:

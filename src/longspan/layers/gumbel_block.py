@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from longspan.layers.annealing import AnnealedTemperature
 from longspan.layers.block import Block, checked
+from longspan.layers.temperature import Temperature
 from longspan.state import State
 
 
@@ -32,7 +32,7 @@ class GumbelBlock(Block):
     def __init__(
         self,
         candidates: Mapping[str, Block],
-        temperature: AnnealedTemperature,
+        temperature: Temperature,
         sampling: Literal["soft", "straight-through"],
     ) -> None:
         super().__init__()

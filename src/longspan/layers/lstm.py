@@ -22,13 +22,17 @@ class LSTMBlock(ReadsChunks):
     Under autocast cuDNN's LSTM computes in fp16, also if autocast is set to bf16. With bf16 the loss is not
     scaled, so the LSTM's gradients are scaled here: multiplied by `GRADIENT_SCALE` where they enter, divided
     by it where they leave. Gradients of its state are not changed, since they go only to an LSTM.
+
+    In training, `weight_drop` is the dropout probability of the recurrent matrix (Merity et al., 2017,
+    section 2): one mask for all steps and rows of a block of tokens, and kept weights are scaled up.
     """
 
-    def __init__(self, width: int, *, dropout: float, epsilon: float) -> None:
+    def __init__(self, width: int, *, dropout: float, epsilon: float, weight_drop: float = 0.0) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width, epsilon)
         self.lstm = nn.LSTM(width, width)
         self.dropout = dropout
+        self.weight_drop = weight_drop
         self._enter, self._leave, self._flattened = _enter, _leave, _flattened
 
     def initial_state(self, batch_size: int) -> State:
@@ -47,6 +51,16 @@ class LSTMBlock(ReadsChunks):
     def begin(self, state: State, length: int) -> ChunkReader:
         return _LSTMReader(self, state)
 
+    def weights(self) -> list[Tensor]:
+        """The weights of the next block of tokens, in the order of torch, with a new mask if dropped."""
+        inputs, recurrent, *biases = self.lstm.parameters()
+        if self._drops():
+            return [inputs, dropout(recurrent, self.weight_drop, training=True), *biases]
+        return [inputs, recurrent, *biases]
+
+    def _drops(self) -> bool:
+        return self.training and self.weight_drop > 0
+
 
 class _LSTMReader(ChunkReader):
     """The LSTM's weights and its state in the precision in which it computes, from chunk to chunk."""
@@ -55,9 +69,11 @@ class _LSTMReader(ChunkReader):
         self.block = block
         self.before = state.tensor("hidden"), state.tensor("cell")
         self.dtype, self.scale = _precision(self.before[0])
-        own = list(block.lstm.parameters())
-        fits = (self.dtype, self.scale) == (own[0].dtype, 1.0)
-        self.flat = None if fits else block._flattened(own, self.dtype, self.scale)
+        self.weights = block.weights()
+        fits = (self.dtype, self.scale) == (self.weights[0].dtype, 1.0)
+        # A dropped matrix is outside the buffer that cuDNN expects, so all weights are copied into a new one.
+        fits = fits and (not self.before[0].is_cuda or not block._drops())
+        self.flat = None if fits else block._flattened(self.weights, self.dtype, self.scale)
         self.now = tuple(one_BD[None].to(self.dtype) for one_BD in self.before)
 
     def read(self, h_BTD: Tensor) -> Tensor:
@@ -73,7 +89,7 @@ class _LSTMReader(ChunkReader):
         return self.block._leave(out_TBD, h_BTD.dtype, self.scale, dropped)
 
     def _weights(self) -> list[Tensor]:
-        own: list[Tensor] = list(self.block.lstm.parameters())
+        own = self.weights
         if self.flat is None:
             return own
         # Split for every chunk: cuDNN returns gradients in one buffer, and the chunks' buffers are added up.

@@ -26,6 +26,10 @@ class PersistentMemory(nn.Module):
     def optimizer_groups(self) -> dict[str, list[nn.Parameter]]:
         return {"no_decay": [self.keys_HPK, self.values_HPK]}
 
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of all heads as attention uses them, [H, P, K] each."""
+        return self.of(list(range(self.keys_HPK.shape[0])))
+
     def of(self, heads: list[int]) -> tuple[Tensor, Tensor]:
         """Keys and values of some of the heads, as attention uses them."""
         num_persistent, head_width = self.keys_HPK.shape[1:]

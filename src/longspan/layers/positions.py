@@ -72,6 +72,10 @@ class LearnedDistanceKeys(Positions):
     def optimizer_groups(self) -> dict[str, list[nn.Parameter]]:
         return {"no_decay": [self.keys_LK]}
 
+    def forward(self) -> Tensor:
+        """The keys, [L, K], nearest distance first."""
+        return self.keys_LK
+
     def terms(self, num_queries: int, window: int, heads: list[int]) -> Terms:
         return Terms(self.keys_LK)
 
@@ -116,15 +120,32 @@ class SinusoidDistances(Positions):
             self.biases = biases = QueryBiases(num_heads, head_width)
         self._biases = (biases,)  # in a tuple shared ones are not registered again
 
+    @property
+    def content_bias(self) -> Tensor:
+        """u, [H, K]."""
+        return self._biases[0].content_HK
+
+    @property
+    def position_bias(self) -> Tensor:
+        """v, [H, K]."""
+        return self._biases[0].distance_HK
+
+    def forward(self, window: int) -> Tensor:
+        """r_d of every head for the distances 0 ... window - 1, [H, W, K]."""
+        weight_HKD = torch.unflatten(self.project.weight, 0, (self.num_heads, -1))
+        return self._dropped_waves(window) @ weight_HKD.mT
+
+    def _dropped_waves(self, window: int) -> Tensor:
+        weight = self.project.weight
+        longest = 1 << (window - 1).bit_length()
+        waves_WD = _waves(longest, weight.shape[1], self.clamp, weight.device)[:window].to(weight.dtype)
+        return F.dropout(waves_WD, self.dropout, self.training)
+
     def terms(self, num_queries: int, window: int, heads: list[int]) -> Terms:
-        u_GK, v_GK = (
-            select_heads(x, heads) for x in (self._biases[0].content_HK, self._biases[0].distance_HK)
-        )
+        u_GK, v_GK = (select_heads(x, heads) for x in (self.content_bias, self.position_bias))
         weight_GKD = select_heads(torch.unflatten(self.project.weight, 0, (self.num_heads, -1)), heads)
         head_width, width = weight_GKD.shape[1:]
-        longest = 1 << (window - 1).bit_length()
-        waves_WD = _waves(longest, width, self.clamp, weight_GKD.device)[:window].to(weight_GKD.dtype)
-        waves_WD = F.dropout(waves_WD, self.dropout, self.training)
+        waves_WD = self._dropped_waves(window)
         # (q R) . sinusoid = q . (R sinusoid): when few queries look far back, as in decoding, project them.
         if num_queries * width * (head_width + window) < window * head_width * (width + num_queries):
             return Terms(waves_WD, u_GK, v_GK, weight_GKD)

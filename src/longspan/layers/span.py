@@ -1,8 +1,8 @@
-"""Where a head may look: a fixed window or a learned span.
+"""Where a head may look: a fixed window or a learned span. `dynamic_span.py` has spans that follow the input.
 
 A span module says how far each head must be computed now (`windows_for`) and how far it may ever look
-(`caps`), how much must be remembered (`memory_length`), and which soft edge the kernel applies (`spans_H`,
-`ramp`). All but the last are plain integers. After every update they are copied to the host asynchronously;
+(`caps`), how much must be remembered (`memory_length`), and which soft edge the kernel applies (`spans_for`,
+`ramp`). All but the spans are plain integers. After every update they are copied to the host asynchronously;
 the first reader synchronises.
 """
 
@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache, reduce
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -52,17 +52,19 @@ class Span(nn.Module, ABC):
         """How many positions before the block must be remembered now."""
 
     @abstractmethod
-    def spans_H(self) -> Tensor | None:
-        """The learned spans in tokens, without the ramp; None without a soft edge."""
+    def spans_for(self, x_BTD: Tensor) -> Tensor | None:
+        """Spans in tokens, without the ramp: [H], or [B, H, T] if they depend on x; None without a soft edge.
+
+        x is the input of the attention layer.
+        """
 
 
 class FixedSpan(Span):
     """Every head sees exactly the `limit` nearest positions, or those in a window of its own."""
 
-    def __init__(self, config: SpanConfig, num_heads: int) -> None:
+    def __init__(self, num_heads: int, limit: int) -> None:
         super().__init__()
-        self.ramp = config.ramp
-        self._windows = (config.limit,) * num_heads
+        self._windows = (limit,) * num_heads
 
     def windows_for(self, block: int) -> tuple[int, ...]:
         return self._windows
@@ -83,7 +85,7 @@ class FixedSpan(Span):
     def memory_length(self) -> int:
         return max(self._windows)
 
-    def spans_H(self) -> Tensor | None:
+    def spans_for(self, x_BTD: Tensor) -> None:
         return None
 
 
@@ -106,42 +108,149 @@ class WholeMemory(Span):
     def memory_length(self) -> int:
         return self._memory_length
 
-    def spans_H(self) -> Tensor | None:
+    def spans_for(self, x_BTD: Tensor) -> None:
         return None
 
 
-class LearnedSpan(Span):
-    """Adaptive attention span (Sukhbaatar et al., 2019, section 3): head h sees about z_h * limit_h tokens.
+class PenalisedSpan(Span):
+    """Spans that are penalised: a loss per token of mean span.
 
-    z in [0, 1] is learned; `fraction_H` holds one of each head, or a single one that the layer's heads share.
-    The limit is the same for all heads, or grows geometrically from the first head to the last.
-    The penalty is loss per token of mean span. A penalty that ramps in counts the updates in a tensor,
-    saved with the weights, so that a resumed run continues the ramp. Hooks compute the spans of all layers
-    at once: one by one they would be a hundred small operations per step.
+    A penalty that ramps in counts the updates in a tensor, saved with the weights, so that a resumed run
+    continues the ramp.
     """
 
     is_soft = True
     updates: Tensor | None
 
-    def __init__(self, config: SpanConfig, num_heads: int) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        limit: int,
+        *,
+        ramp: int,
+        start: float,
+        penalty: float,
+        penalty_from: int,
+        penalty_full: int,
+        softmax_over: Literal["head", "layer"],
+        renormalise: bool,
+    ) -> None:
         super().__init__()
-        self.limit = config.limit
-        self.ramp = config.ramp
-        self.renormalise = config.renormalise
-        self.penalty_weight = config.penalty
-        self._full_memory = config.memory == "full"
-        self._over_layer = config.softmax_over == "layer"
-        self.windows_follow_spans = not self._over_layer
+        if min(num_heads, limit, ramp) < 1 or not 0.0 <= start <= 1.0:
+            raise UserError("num_heads, limit and ramp must be at least 1, and start between 0 and 1")
+        self.limit = limit
+        self.ramp = ramp
+        self.renormalise = renormalise
+        self.penalty_weight = penalty
+        self.windows_follow_spans = softmax_over == "head"
         self._num_heads = num_heads
-        self._copy: _SizesCopy | None = None
-        self.limits = _limits(config, num_heads)
-        own = num_heads if config.per == "head" else 1
-        self.fraction_H = nn.Parameter(torch.full((own,), float(config.start)))
-        self.set_fractions([config.start] * num_heads)
-        self._free = config.penalty_from
-        self._growth = max(0, config.penalty_full - config.penalty_from) + 1
-        grows = config.penalty_from or config.penalty_full
+        self._free = penalty_from
+        self._growth = max(0, penalty_full - penalty_from) + 1
+        grows = penalty_from or penalty_full
         self.register_buffer("updates", torch.zeros((), dtype=torch.long) if grows else None)
+
+    def after_update(self) -> None:
+        if self.updates is not None:
+            self.updates += 1
+
+    def ramped_in(self, penalty: Tensor) -> Tensor:
+        """The part of a penalty that counts now."""
+        if self.updates is None:
+            return penalty
+        return penalty * ((self.updates + 1 - self._free) / self._growth).clamp(0, 1)
+
+    def sizes_of(self, spans: Tensor) -> Tensor:
+        """How many tokens heads can see that have these spans, the ramp included."""
+        return spans.ceil().add(self.ramp).clamp(max=self.limit)
+
+
+class LearnedSpan(PenalisedSpan):
+    """Adaptive attention span (Sukhbaatar et al., 2019, section 3): head h sees about z_h * limit_h tokens.
+
+    z in [0, 1] is learned; `fraction_H` holds one of each head, or a single one that the layer's heads share.
+    The limit is the same for all heads, or grows geometrically from the first head to the last.
+    Hooks compute the spans of all layers at once: one by one they would be a hundred small operations per
+    step.
+
+    The arguments are the options of `SpanConfig`. In a model and a loop of your own:
+
+    | call | when |
+    |---|---|
+    | `span()` | in `forward`: the spans in tokens, [H], for `span_attention` |
+    | `span.windows`, `span.ramp` | in `forward`: integer windows and the soft edge, for `span_attention` |
+    | `span.memory_length` | how many positions before the block to remember |
+    | `span.penalty()` | add it to the loss |
+    | `span.clamp_()` | after every optimizer step; the windows follow the spans only then |
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        limit: int,
+        *,
+        ramp: int = 32,
+        start: float = 0.0,
+        penalty: float = 0.0,
+        per: Literal["head", "layer"] = "head",
+        limit_shortest: int | None = None,
+        penalty_from: int = 0,
+        penalty_full: int = 0,
+        memory: Literal["adaptive", "full"] = "adaptive",
+        softmax_over: Literal["head", "layer"] = "head",
+        renormalise: bool = True,
+    ) -> None:
+        super().__init__(
+            num_heads,
+            limit,
+            ramp=ramp,
+            start=start,
+            penalty=penalty,
+            penalty_from=penalty_from,
+            penalty_full=penalty_full,
+            softmax_over=softmax_over,
+            renormalise=renormalise,
+        )
+        self._full_memory = memory == "full"
+        self._over_layer = softmax_over == "layer"
+        self._copy: _SizesCopy | None = None
+        self.limits = _limits(num_heads, limit, limit_shortest)
+        own = num_heads if per == "head" else 1
+        self.fraction_H = nn.Parameter(torch.full((own,), float(start)))
+        self.set_fractions([start] * num_heads)
+
+    @classmethod
+    def from_config(cls, config: SpanConfig, num_heads: int) -> LearnedSpan:
+        return cls(
+            num_heads,
+            config.limit,
+            ramp=config.ramp,
+            start=config.start,
+            penalty=config.penalty,
+            per=config.per,
+            limit_shortest=config.limit_shortest,
+            penalty_from=config.penalty_from,
+            penalty_full=config.penalty_full,
+            memory=config.memory,
+            softmax_over=config.softmax_over,
+            renormalise=config.renormalise,
+        )
+
+    def forward(self) -> Tensor:
+        """The spans in tokens, [H], without the ramp."""
+        return self._in_tokens(self.fractions_H())
+
+    def penalty(self) -> Tensor:
+        """The penalty of this layer, a scalar to add to the loss."""
+        return span_penalty([self])
+
+    def clamp_(self) -> None:
+        """Put every z back into [0, 1] and update the windows; call it after every optimizer step."""
+        self.after_update()
+        clamp_and_read([self])
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        read_sizes([self])  # a plain loop knows nothing of `refresh`
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -176,16 +285,12 @@ class LearnedSpan(Span):
         """z of each head."""
         return self.fraction_H.expand(self._num_heads)
 
-    def spans_H(self) -> Tensor | None:
-        return self._in_tokens(self.fractions_H())
+    def spans_for(self, x_BTD: Tensor) -> Tensor:
+        return self.forward()
 
     @staticmethod
     def penalties_of(spans: Sequence[LearnedSpan]) -> dict[str, Tensor]:
         return {"span": span_penalty(spans)}
-
-    def after_update(self) -> None:
-        if self.updates is not None:
-            self.updates += 1
 
     @staticmethod
     def refresh_of(spans: Sequence[LearnedSpan]) -> None:
@@ -211,8 +316,7 @@ class LearnedSpan(Span):
 
     def sizes_H(self) -> Tensor:
         """How many tokens each head can see, the ramp included."""
-        tokens_H = self._in_tokens(self.fractions_H().detach().double())
-        return tokens_H.ceil().add(self.ramp).clamp(max=self.limit)
+        return self.sizes_of(self._in_tokens(self.fractions_H().detach().double()))
 
     def _in_tokens(self, fractions_H: Tensor) -> Tensor:
         if min(self.limits) == self.limit:
@@ -272,10 +376,7 @@ def span_penalty(spans: Sequence[LearnedSpan]) -> Tensor:
 def _penalty_of_alike(spans: Sequence[LearnedSpan]) -> Tensor:
     any_of_them = spans[0]
     tokens_LH = any_of_them._in_tokens(torch.stack([span.fractions_H() for span in spans]))
-    whole = any_of_them.penalty_weight * tokens_LH.mean(dim=1).sum()
-    if any_of_them.updates is None:
-        return whole
-    return whole * ((any_of_them.updates + 1 - any_of_them._free) / any_of_them._growth).clamp(0, 1)
+    return any_of_them.ramped_in(any_of_them.penalty_weight * tokens_LH.mean(dim=1).sum())
 
 
 def clamp_and_read(spans: Sequence[LearnedSpan]) -> None:
@@ -284,7 +385,13 @@ def clamp_and_read(spans: Sequence[LearnedSpan]) -> None:
         fractions: list[Tensor] = [span.fraction_H for span in spans]
         torch._foreach_clamp_min_(fractions, 0.0)
         torch._foreach_clamp_max_(fractions, 1.0)
-        fractions_N = torch.cat([span.fractions_H() for span in spans])
+    read_sizes(spans)
+
+
+@torch.no_grad()
+def read_sizes(spans: Sequence[LearnedSpan]) -> None:
+    """Start the copy of z that the integer sizes are derived from."""
+    fractions_N = torch.cat([span.fractions_H() for span in spans])
     if fractions_N.is_cuda:
         copy = _SizesCopy(spans, fractions_N)
         for span in spans:
@@ -312,12 +419,7 @@ def _on_device(limits: tuple[int, ...], device: torch.device) -> Tensor:
         return torch.tensor(limits, device=device)
 
 
-def _limits(config: SpanConfig, num_heads: int) -> tuple[int, ...]:
+def _limits(num_heads: int, limit: int, shortest: int | None) -> tuple[int, ...]:
     """shortest (limit / shortest)^(h / (H - 1)) for head h of H."""
-    shortest = config.limit if config.limit_shortest is None else config.limit_shortest
-    ratio = (config.limit / shortest) ** (1 / max(1, num_heads - 1))
-    return tuple(round(config.limit / ratio**steps) for steps in reversed(range(num_heads)))
-
-
-def build_span(config: SpanConfig, num_heads: int) -> Span:
-    return LearnedSpan(config, num_heads) if config.kind == "learned" else FixedSpan(config, num_heads)
+    ratio = 1.0 if shortest is None else (limit / shortest) ** (1 / max(1, num_heads - 1))
+    return tuple(round(limit / ratio**steps) for steps in reversed(range(num_heads)))

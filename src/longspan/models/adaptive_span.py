@@ -14,10 +14,10 @@ from torch import nn
 
 from longspan.config import AdaptiveSpanConfig
 from longspan.layers.attention import Attention
+from longspan.layers.build_span import build_span
 from longspan.layers.feed_forward import FeedForward
 from longspan.layers.identity import Identity
 from longspan.layers.positions import LearnedDistanceKeys
-from longspan.layers.span import build_span
 from longspan.models.pattern import Arrange, Makers, by_pattern, registered_makers
 from longspan.models.stack import Stack
 from longspan.models.vocabulary import embedding_and_head
@@ -31,7 +31,7 @@ def adaptive_span(config: AdaptiveSpanConfig, vocabulary_size: int, arrange: Arr
         "s": lambda: Attention(
             config.width,
             config.num_heads,
-            span=build_span(config.span, config.num_heads),
+            span=build_span(config.span, config.num_heads, config.width),
             positions=positions,
             dropout=config.dropout,
             norm_first=norm_first,

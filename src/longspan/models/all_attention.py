@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from longspan.config import AllAttentionConfig
 from longspan.layers.attention import Attention
+from longspan.layers.build_span import build_span
 from longspan.layers.persistent_memory import PersistentMemory
 from longspan.layers.positions import LearnedDistanceKeys
-from longspan.layers.span import build_span
 from longspan.models.stack import Stack
 from longspan.models.vocabulary import embedding_and_head
 
@@ -26,7 +26,7 @@ def all_attention(config: AllAttentionConfig, vocabulary_size: int) -> Stack:
         Attention(
             config.width,
             config.num_heads,
-            span=build_span(config.span, config.num_heads),
+            span=build_span(config.span, config.num_heads, config.width),
             positions=positions,
             persistent=PersistentMemory(config.num_heads, config.num_persistent, head_width),
             dropout=config.dropout,

@@ -25,9 +25,9 @@ from longspan.flops import Shape
 from longspan.layers.absolute_positions import AbsolutePositions
 from longspan.layers.attention import Attention
 from longspan.layers.block import Block, Step, carried
+from longspan.layers.build_span import build_span
 from longspan.layers.feed_forward import FeedForward
 from longspan.layers.positions import NoPositions
-from longspan.layers.span import build_span
 from longspan.models.stack import Stack
 from longspan.models.vocabulary import embedding_and_head
 from longspan.state import State
@@ -41,7 +41,7 @@ def gpt(config: GptConfig, vocabulary_size: int) -> Stack:
             Attention(
                 config.width,
                 config.num_heads,
-                span=build_span(span, config.num_heads),
+                span=build_span(span, config.num_heads, config.width),
                 positions=NoPositions(),
                 dropout=config.dropout,
                 output_dropout=config.dropout,

@@ -28,13 +28,13 @@ from torch.nn import functional as F
 from longspan.config import ModernConfig
 from longspan.layers.attention import Attention
 from longspan.layers.block import Block
+from longspan.layers.build_span import build_span
 from longspan.layers.dropout import GrowingDropout
 from longspan.layers.feed_forward import FeedForward, squared_relu
 from longspan.layers.ngrams import NgramEmbeddings
 from longspan.layers.positions import LearnedDistanceKeys, NoPositions, Positions
 from longspan.layers.rotary import RotaryPositions
 from longspan.layers.short_convolution import ShortConvolution
-from longspan.layers.span import build_span
 from longspan.models.stack import Stack
 from longspan.output import SoftmaxHead
 
@@ -60,7 +60,7 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
             Attention(
                 config.width,
                 config.num_heads,
-                span=build_span(config.span, config.num_heads),
+                span=build_span(config.span, config.num_heads, config.width),
                 positions=positions,
                 dropout=config.dropout,
                 output_dropout=output_dropout,

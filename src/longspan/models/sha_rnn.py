@@ -51,7 +51,7 @@ def sha_rnn(config: ShaRnnConfig, vocabulary_size: int) -> Stack:
     width, dropout = config.width, config.dropout
     blocks: list[Block] = []
     for layer in range(config.num_layers):
-        blocks.append(LSTMBlock(width, dropout=dropout, epsilon=EPSILON))
+        blocks.append(LSTMBlock(width, dropout=dropout, epsilon=EPSILON, weight_drop=config.weight_drop))
         if config.attends(layer):
             blocks.append(
                 SingleHeadAttention(

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from longspan.config import RunConfig, SearchConfig
 from longspan.errors import UserError
 from longspan.flops import Shape, flops
-from longspan.layers.annealing import AnnealedTemperature
 from longspan.layers.block import Block
 from longspan.layers.gumbel_block import GumbelBlock
+from longspan.layers.temperature import Temperature, build_temperature
 from longspan.models.pattern import Arrange, Makers
 from longspan.models.stack import Stack
 from longspan.registry import ARCHITECTURES
@@ -32,8 +32,12 @@ def supernet(config: RunConfig, vocabulary_size: int) -> Supernet:
     """The model of a search; the candidates are block kinds of `config.model`."""
     search = config.search
     assert search is not None
-    steps = search.anneal_steps or sum(stage.steps for stage in config.stage)
-    temperature = AnnealedTemperature(search, max(1, steps))
+    steps = search.anneal_steps
+    if steps is None:
+        if any(stage.epochs for stage in config.stage):
+            raise UserError("the length of a stage is given in epochs: give search.anneal_steps, too")
+        steps = sum(stage.steps or 0 for stage in config.stage)
+    temperature = build_temperature(search, max(1, steps))
 
     def arrange(makers: Makers) -> list[Block]:
         missing = next((letter for letter in search.candidates if letter not in makers), None)
@@ -61,7 +65,7 @@ class Supernet(Stack):
 
     costs_K: Tensor
 
-    def __init__(self, stack: Stack, temperature: AnnealedTemperature, search: SearchConfig) -> None:
+    def __init__(self, stack: Stack, temperature: Temperature, search: SearchConfig) -> None:
         super().__init__(
             stack.embedding,
             [block for block in stack.blocks if isinstance(block, GumbelBlock)],
@@ -118,8 +122,9 @@ class Supernet(Stack):
                 block.chosen = letter
 
     def architecture_parameters(self) -> list[nn.Parameter]:
-        """The logits of all blocks, which decide the pattern."""
-        return [block.logits_K for block in self._gumbel_blocks()]
+        """The logits of all blocks, which decide the pattern, and the temperature if it is learned."""
+        logits = [block.logits_K for block in self._gumbel_blocks()]
+        return [*logits, *self._temperature[0].parameters()]
 
     def weight_parameters(self) -> list[nn.Parameter]:
         """All other parameters."""
@@ -146,7 +151,7 @@ class Supernet(Stack):
 
     def records(self) -> dict[str, dict[str, Any]]:
         architecture = {
-            "temperature": float(self._temperature[0]()),
+            "temperature": self._temperature[0]().item(),
             "candidates": self.letters,
             "probabilities": self.probabilities_BK().tolist(),
         }

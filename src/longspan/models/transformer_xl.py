@@ -18,16 +18,17 @@ from functools import partial
 
 from torch import nn
 
-from longspan.config import SpanConfig, TransformerXLConfig
+from longspan.config import TransformerXLConfig
 from longspan.config.transformer_xl import XLVocabularyConfig
 from longspan.layers.attention import Attention
 from longspan.layers.block import Block
+from longspan.layers.build_span import build_span
 from longspan.layers.embeddings import AdaptiveEmbedding
 from longspan.layers.feed_forward import FeedForward
 from longspan.layers.identity import Identity
 from longspan.layers.persistent_memory import PersistentMemory
 from longspan.layers.positions import QueryBiases, SinusoidDistances
-from longspan.layers.span import FixedSpan, Span, WholeMemory, build_span
+from longspan.layers.span import FixedSpan, Span, WholeMemory
 from longspan.models.pattern import Arrange, by_pattern, registered_makers
 from longspan.models.stack import Stack
 from longspan.output import AdaptiveSoftmaxHead
@@ -95,9 +96,9 @@ def transformer_xl(
 
 def _span(config: TransformerXLConfig, memory_length: int) -> Span:
     if config.span is not None:
-        return build_span(config.span, config.num_heads)
+        return build_span(config.span, config.num_heads, config.width)
     if config.same_length:
-        return FixedSpan(SpanConfig(kind="fixed", limit=memory_length), config.num_heads)
+        return FixedSpan(config.num_heads, memory_length)
     return WholeMemory(memory_length, config.num_heads)
 
 
@@ -116,7 +117,8 @@ def _embedding_and_head(
         cutoffs=config.cutoffs,
         division=1 if only_head else config.division,
         table_width=config.table_width,
-        one_table=only_head or config.division == 1,
+        cluster_widths=() if only_head else config.cluster_widths,
+        one_table=only_head or not config.narrows,
     )
     head = AdaptiveSoftmaxHead(
         embedding,
@@ -124,6 +126,7 @@ def _embedding_and_head(
         tie_projections=False if only_head else config.ties,
         cluster_order=config.cluster_order,
         division=config.division if only_head else None,
+        cluster_widths=config.cluster_widths if only_head else (),
     )
     return embedding, head
 

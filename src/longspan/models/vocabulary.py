@@ -15,7 +15,13 @@ def embedding_and_head(
     """Adaptive embedding and softmax if the configuration has cutoffs, else plain ones."""
     if not config.cutoffs:
         return nn.Embedding(vocabulary_size, width), SoftmaxHead(width, vocabulary_size)
-    embedding = AdaptiveEmbedding(vocabulary_size, width, cutoffs=config.cutoffs, division=config.division)
+    embedding = AdaptiveEmbedding(
+        vocabulary_size,
+        width,
+        cutoffs=config.cutoffs,
+        division=config.division,
+        cluster_widths=config.cluster_widths,
+    )
     head = AdaptiveSoftmaxHead(
         embedding,
         tie_tables=config.tied,

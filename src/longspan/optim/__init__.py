@@ -1,4 +1,15 @@
-"""Learning-rate schedules and the optimizers that torch does not have."""
+"""Learning-rate schedules and the optimizers that torch does not have.
+
+The optimizers are plain torch optimizers: they take parameters or groups, a closure, and torch's schedulers.
+
+| optimizer | meaning |
+|---|---|
+| `Adagrad(parameters, lr, clip=0.0)` | Adagrad whose step is clipped by the norm of each tensor's gradient |
+| `Lamb(parameters, lr, betas=(0.9, 0.999), weight_decay=0.0, min_trust=0.25)` | LAMB as used for SHA-RNN |
+| `Muon(parameters, lr, momentum=0.95, weight_decay=0.0)` | Muon; only for matrices |
+
+The other names build and restore the optimizers of a run.
+"""
 
 from longspan.optim.adagrad import Adagrad
 from longspan.optim.build import build_optimizers, compile_updates, set_rate

@@ -25,14 +25,16 @@ class Adagrad(Optimizer):
     Only the step is clipped: the sum uses the whole gradient. A clip of 0 means none.
     """
 
+    # An attribute of the class, since torch copies and pickles no others of an optimizer.
+    _compiled: Callable[..., None] | None = None
+
     def __init__(self, parameters: Any, lr: float, clip: float = 0.0) -> None:
         super().__init__(parameters, {"lr": lr, "clip": clip})
-        self._update = _update
 
     def compile(self, fallback: CompileFallback) -> None:
         """Compile the update into a few kernels."""
         compiled = torch.compile(_update)
-        self._update = lambda *arguments: fallback.run(lambda: compiled(*arguments))
+        self._compiled = lambda *arguments: fallback.run(lambda: compiled(*arguments))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -47,7 +49,7 @@ class Adagrad(Optimizer):
                 sums = [self._sum(p) for p in parameters]
                 # A tensor, so that a new rate does not recompile.
                 rate = torch.tensor(group["lr"], dtype=torch.float64)
-                self._update(parameters, gradients, sums, rate, group["clip"] or math.inf)
+                (self._compiled or _update)(parameters, gradients, sums, rate, group["clip"] or math.inf)
         return loss
 
     def _sum(self, parameter: Tensor) -> Tensor:

@@ -27,8 +27,8 @@ def build_optimizers(
 ) -> list[Optimizer]:
     """The optimizers of a stage. Together they hold every trainable parameter once, except those `without`.
 
-    `group_of_parameters` decides what has weight decay and what Muon trains. Every group stores its peak rate
-    as `peak`, which `set_rate` scales.
+    `group_of_parameters` decides what Muon trains and, unless `weight_decay_of` is "all", what has weight
+    decay. Every group stores its peak rate as `peak`, which `set_rate` scales.
     """
     rate = stage.learning_rate
     elsewhere = {id(p) for p in without}
@@ -38,25 +38,27 @@ def build_optimizers(
         return [p for p, group in groups_of.items() if group in kinds]
 
     apart: list[dict[str, Any]] = []
-    undecayed = ["no_decay", "span"]
+    not_matrices = ["no_decay", "span"]
+    decay = stage.weight_decay
+    decay_of_others = decay if stage.weight_decay_of == "all" else 0.0
     if stage.span_learning_rate is not None:
-        undecayed.remove("span")
-        apart = _group(members("span"), stage.span_learning_rate)
+        not_matrices.remove("span")
+        apart = _group(members("span"), stage.span_learning_rate, decay_of_others)
     if stage.optimizer == "adagrad":
-        every = _group(members("matrix", "decay", *undecayed), rate)
+        every = _group(members("matrix", "decay", *not_matrices), rate)
         groups = [{"params": g["params"], "peak": g["peak"]} for g in every + apart]
         return [Adagrad(groups, lr=rate, clip=stage.clip_norm)]
-    others = members(*undecayed)
+    others = members(*not_matrices)
     momentum = _MOMENTUM.get(stage.optimizer, 0.0) if stage.momentum is None else stage.momentum
     if stage.optimizer == "muon":
         matrices, decaying = members("matrix"), members("decay")
         if not matrices:
             raise UserError("muon needs matrices inside blocks, and this model has none: use adamw")
-        muon = Muon(_group(matrices, rate, stage.weight_decay), lr=rate, momentum=momentum)
+        muon = Muon(_group(matrices, rate, decay), lr=rate, momentum=momentum)
         rate_of_others = rate if stage.adamw_learning_rate is None else stage.adamw_learning_rate
-        groups = _group(decaying, rate_of_others, stage.weight_decay) + _group(others, rate_of_others)
+        groups = _group(decaying, rate_of_others, decay) + _group(others, rate_of_others, decay_of_others)
         return [muon, _adam(torch.optim.AdamW, groups + apart, stage)]
-    groups = _group(members("matrix", "decay"), rate, stage.weight_decay) + _group(others, rate) + apart
+    groups = _group(members("matrix", "decay"), rate, decay) + _group(others, rate, decay_of_others) + apart
     if stage.optimizer == "lamb":
         betas = (stage.beta1, stage.beta2)
         return [Lamb(groups, lr=rate, betas=betas, min_trust=stage.min_trust)]

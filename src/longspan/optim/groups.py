@@ -32,8 +32,10 @@ def undeclared_notice(model: LanguageModel, stages: Iterable[StageConfig]) -> st
     That is the case in stages with Muon or weight decay, if a module has undeclared matrices of its own that
     are not embeddings and not in the output head.
     """
+    stages = list(stages)
     muon = any(stage.optimizer == "muon" for stage in stages)
-    if not muon and not any(stage.weight_decay > 0 for stage in stages):
+    partly = [stage for stage in stages if stage.weight_decay_of == "matrices"]
+    if not muon and not any(stage.weight_decay > 0 for stage in partly):
         return None
     known = {*_declared(model), *_layer_matrices(model), *model.head.parameters(), *_embeddings(model)}
     names = [
@@ -42,10 +44,9 @@ def undeclared_notice(model: LanguageModel, stages: Iterable[StageConfig]) -> st
     if not names:
         return None
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return (
-        f"these matrices are trained {'by AdamW ' if muon else ''}without weight decay: "
-        f"{', '.join(names[:_LISTED])}{more}; declare them with optimizer_groups"
-    )
+    how = f"{' by AdamW' if muon else ''}{' without weight decay' if partly else ''}"
+    shown = f"{', '.join(names[:_LISTED])}{more}"
+    return f"these matrices are trained{how}: {shown}; declare them with optimizer_groups"
 
 
 def _declared(model: LanguageModel) -> dict[nn.Parameter, str]:

@@ -28,6 +28,9 @@ class Lamb(Optimizer):
     tensor of zeros stays zero.
     """
 
+    # An attribute of the class, since torch copies and pickles no others of an optimizer.
+    _compiled: Callable[..., None] | None = None
+
     def __init__(
         self,
         parameters: Any,
@@ -38,12 +41,11 @@ class Lamb(Optimizer):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "min_trust": min_trust}
         super().__init__(parameters, defaults)
-        self._update = _update
 
     def compile(self, fallback: CompileFallback) -> None:
         """Compile the update into a few kernels."""
         compiled = torch.compile(_update)
-        self._update = lambda *arguments: fallback.run(lambda: compiled(*arguments))
+        self._compiled = lambda *arguments: fallback.run(lambda: compiled(*arguments))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -60,7 +62,7 @@ class Lamb(Optimizer):
                 # A tensor, so that a new rate does not recompile.
                 rate = torch.tensor(group["lr"], dtype=torch.float64)
                 others = (group["betas"], group["weight_decay"], group["min_trust"])
-                self._update(parameters, gradients, means, squares, rate, *others)
+                (self._compiled or _update)(parameters, gradients, means, squares, rate, *others)
         return loss
 
     def _average(self, parameter: Tensor, name: str) -> Tensor:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from longspan.errors import UserError
+
 STEPS = 5
 QUINTIC = (3.4445, -4.7750, 2.0315)
 EPSILON = 1e-7
@@ -30,6 +32,12 @@ class Muon(Optimizer):
 
     def __init__(self, parameters: Any, lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        for p in (p for group in self.param_groups for p in group["params"]):
+            if p.ndim < 2:
+                raise UserError(
+                    f"Muon updates matrices, and one of its parameters has the shape {list(p.shape)}: "
+                    "give vectors and scalars to another optimizer, such as AdamW"
+                )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -7,17 +7,23 @@ import math
 from longspan.config import StageConfig
 
 
-def fraction(stage: StageConfig, step: int, seconds: float = 0.0) -> float:
+def fraction(stage: StageConfig, step: int, seconds: float = 0.0, epochs: float = 0.0) -> float:
     """The fraction of the learning rate at update number `step`, counted from 1.
 
-    `seconds` is the training time of the stage so far. Schedules that end with the stage use it if the stage
-    has `max_seconds`: they follow steps or time, whichever is further.
+    `seconds` is the training time of the stage so far, `epochs` how often it has read the text. Schedules
+    that end with the stage follow its length, in steps or epochs, or the time if the stage has `max_seconds`,
+    whichever is further.
     """
+    drops = sum(epochs >= number for number in stage.when)
+    return stage.when_factor**drops * _undropped(stage, step, seconds, epochs)
+
+
+def _undropped(stage: StageConfig, step: int, seconds: float, epochs: float) -> float:
     warm = min(1.0, step / stage.warmup_steps) if stage.warmup_steps else 1.0
     if stage.schedule == "cosine":
-        return warm * _above(stage.final_fraction, _cosine(done(stage, step - 1, seconds)))
+        return warm * _above(stage.final_fraction, _cosine(done(stage, step - 1, seconds, epochs)))
     if stage.schedule in ("trapezoid", "one-minus-sqrt"):
-        cooled = max(0.0, 1.0 - (1.0 - done(stage, step - 1, seconds)) / stage.cooldown)
+        cooled = max(0.0, 1.0 - (1.0 - done(stage, step - 1, seconds, epochs)) / stage.cooldown)
         fallen = cooled if stage.schedule == "trapezoid" else math.sqrt(cooled)
         return warm * _above(stage.final_fraction, 1.0 - fallen)
     if stage.schedule == "inverse-sqrt":
@@ -25,10 +31,11 @@ def fraction(stage: StageConfig, step: int, seconds: float = 0.0) -> float:
     return warm
 
 
-def done(stage: StageConfig, steps: int, seconds: float) -> float:
-    """The fraction of a stage that is done, by steps or by time, whichever is further; 1 is the end."""
+def done(stage: StageConfig, steps: int, seconds: float, epochs: float = 0.0) -> float:
+    """The fraction of a stage that is done, by its length or by time, whichever is further; 1 is the end."""
     by_time = seconds / stage.max_seconds if stage.max_seconds else 0.0
-    return min(1.0, max(steps / stage.steps, by_time))
+    by_length = steps / stage.steps if stage.steps else epochs / (stage.epochs or math.inf)
+    return min(1.0, max(by_length, by_time))
 
 
 def _cosine(done: float) -> float:

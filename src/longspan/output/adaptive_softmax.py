@@ -33,24 +33,27 @@ class AdaptiveSoftmaxHead(OutputHead):
     Tables E and projections P have the shapes of the embedding's. `tie_tables` uses the embedding's tables,
     and `tie_projections` its projections, for all clusters or for each. Tied weights belong to the embedding
     and are stored there. With its own `division` the head's tables are D, D / division, D / division^2 ...
-    wide, whatever the embedding's are; then nothing can be tied. `cluster_order` is the order of the cluster
-    columns: with "from-end" the last one is cluster 1 (adaptive-span and Transformer-XL in PyTorch), with
-    "forward" the first one (Transformer-XL in TensorFlow, Hugging Face). Biases and cluster columns start at
-    zero.
+    wide, with `cluster_widths` as wide as these say, whatever the embedding's are; then nothing can be tied.
+    `cluster_order` is the order of the cluster columns: with "from-end" the last one is cluster 1
+    (adaptive-span and Transformer-XL in PyTorch), with "forward" the first one (Transformer-XL in TensorFlow,
+    Hugging Face). Biases and cluster columns start at zero.
     """
 
     def __init__(
         self,
         embedding: AdaptiveEmbedding,
         *,
-        tie_tables: bool,
-        tie_projections: bool | Sequence[bool],
+        tie_tables: bool = False,
+        tie_projections: bool | Sequence[bool] = False,
         cluster_order: ClusterOrder = "from-end",
         division: int | None = None,
+        cluster_widths: Sequence[int] = (),
     ) -> None:
         super().__init__()
         sizes, widths = embedding.cluster_sizes, embedding.table_widths
-        if division is not None:
+        if cluster_widths:
+            widths = list(cluster_widths)
+        elif division is not None:
             widths = narrowing_widths(embedding.width, division, len(sizes))
         num_tails = len(sizes) - 1
         if isinstance(tie_projections, bool):
@@ -78,7 +81,7 @@ class AdaptiveSoftmaxHead(OutputHead):
         self.cluster_bias = nn.Parameter(torch.zeros(num_tails)) if num_tails else None
 
     def nll(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
-        hidden_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
+        hidden_ND, targets_N = hidden_BTD.flatten(0, -2), targets_BT.flatten()
         first, *tails = self._clusters()
         first_N = targets_N
         for start, column in zip(self.bounds[1:], self.columns, strict=False):

@@ -10,6 +10,10 @@ from torch import Tensor, nn
 class OutputHead(nn.Module, ABC):
     """From hidden states to probabilities of the next token."""
 
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """The log-probabilities, so that a head can be the last layer of an `nn.Sequential`."""
+        return self.log_probs(hidden_BTD)
+
     @abstractmethod
     def nll(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Nats per token, float32, [B, T], never reduced: the caller reduces and counts."""

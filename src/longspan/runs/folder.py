@@ -150,6 +150,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def log(self) -> Path:
+        """What the terminal said, as text."""
+        return self.path / "log.txt"
+
+    @property
     def spans(self) -> Path:
         """One JSON object per line: the span of every head at a step."""
         return self.path / "spans.jsonl"

@@ -27,7 +27,8 @@ _FIXED = (
     "training.precision",
     "training.seed",
 )
-_CHANGEABLE = ("model.*dropout", "model.*penalty*")  # nothing in a checkpoint depends on them
+# Nothing in a checkpoint depends on these.
+_CHANGEABLE = ("model.*dropout", "model.weight_drop", "model.*penalty*")
 
 
 def fixed_options(config: RunConfig, stage: int) -> dict[str, Any]:

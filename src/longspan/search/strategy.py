@@ -70,9 +70,10 @@ class Searching(Strategy):
 
 
 def _adam(parameters: list[torch.nn.Parameter], search: SearchConfig) -> Optimizer:
-    return torch.optim.Adam(
-        parameters,
-        lr=search.architecture_learning_rate,
-        weight_decay=search.architecture_weight_decay,
-        fused=True,
-    )
+    """Adam with decay of the logits. A learned temperature, the only scalar, is not decayed."""
+    logits = [parameter for parameter in parameters if parameter.ndim]
+    scalars = [parameter for parameter in parameters if not parameter.ndim]
+    groups = [{"params": logits, "weight_decay": search.architecture_weight_decay}]
+    if scalars:
+        groups.append({"params": scalars, "weight_decay": 0.0})
+    return torch.optim.Adam(groups, lr=search.architecture_learning_rate, fused=True)

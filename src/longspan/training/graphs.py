@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from longspan.cuda_graphs import capture
+from longspan.hooks import add_penalty, added_penalties
 from longspan.models.interface import LanguageModel
 from longspan.state import State
 
@@ -57,7 +58,7 @@ class CapturedModel:
             randomness = _generator(tokens_BT.device).get_state()
             replayed = self._captured(tokens_BT, state)
             if self.model.shape_key(state) == self._key:
-                return replayed
+                return _with_penalties(*replayed)
             del replayed  # it holds a reference to the captured graph
             _generator(tokens_BT.device).set_state(randomness)
             state = self._captured.state.map(torch.clone)  # the replay may have overwritten the input
@@ -75,7 +76,7 @@ class CapturedModel:
             self._captured = self._try_capture(tokens_BT, state, autocast)
         if self._captured is None:
             return self._launch(tokens_BT, state, autocast)
-        return self._captured(tokens_BT, state)
+        return _with_penalties(*self._captured(tokens_BT, state))
 
     def _try_capture(
         self, tokens_BT: Tensor, state: State, autocast: AbstractContextManager[Any]
@@ -113,37 +114,46 @@ class _CapturedStep:
         self.tokens_BT, self.state = tokens_BT.clone(), state.map(torch.clone)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
 
-        def forward() -> tuple[Tensor, State]:
-            with autocast:
+        def forward() -> tuple[Sequence[Tensor], State]:
+            with autocast, added_penalties() as added:
                 hidden_BTD, after = model(self.tokens_BT, self.state)
-            return hidden_BTD, after
+            return (hidden_BTD, *added), after
 
-        self.forward_graph, (hidden_BTD, after) = capture(forward)
+        self.forward_graph, (outputs, after) = capture(forward)
         self.after = after.detach()
-        self.dhidden_BTD = torch.empty_like(hidden_BTD)
+        self.doutputs = [torch.empty_like(output) for output in outputs]
         self.backward_graph, self.gradients = capture(
-            lambda: torch.autograd.grad(hidden_BTD, self.parameters, self.dhidden_BTD, allow_unused=True),
+            lambda: torch.autograd.grad(outputs, self.parameters, self.doutputs, allow_unused=True),
             pool=self.forward_graph.pool(),
         )
-        self.hidden_BTD = hidden_BTD.detach()
+        self.outputs = [output.detach() for output in outputs]
 
-    def __call__(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
+    def __call__(self, tokens_BT: Tensor, state: State) -> tuple[Sequence[Tensor], State]:
+        """Hidden states and penalties of the forward pass, and the state after the block."""
         inputs, leaves = self.state.flatten(), state.flatten()
         torch._foreach_copy_(
             [self.tokens_BT, *inputs.values()], [tokens_BT, *(leaves[name] for name in inputs)]
         )
         self.forward_graph.replay()
         # Autograd calls `_Replayed.backward` only if an input requires a gradient: so a parameter is passed.
-        hidden_BTD: Tensor = _Replayed.apply(self.parameters[0], self)  # type: ignore[no-untyped-call]
-        return hidden_BTD, self.after
+        outputs: Sequence[Tensor] = _Replayed.apply(self.parameters[0], self)  # type: ignore[no-untyped-call]
+        return outputs, self.after
 
-    def backward(self, dhidden_BTD: Tensor) -> None:
+    def backward(self, doutputs: Sequence[Tensor]) -> None:
         """Replay the backward pass and add its gradients to the parameters' gradients."""
-        self.dhidden_BTD.copy_(dhidden_BTD)
+        torch._foreach_copy_(self.doutputs, list(doutputs))
         self.backward_graph.replay()
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
             if gradient is not None:
                 _accumulate(parameter, gradient)
+
+
+def _with_penalties(outputs: Sequence[Tensor], after: State) -> tuple[Tensor, State]:
+    """Hidden states and state; the penalties are added as the forward pass would add them."""
+    hidden_BTD, *penalties = outputs
+    for penalty in penalties:
+        add_penalty(penalty)
+    return hidden_BTD, after
 
 
 def _generator(device: torch.device) -> torch.Generator:
@@ -162,11 +172,11 @@ def _accumulate(parameter: nn.Parameter, gradient: Tensor) -> None:
 
 class _Replayed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, _: Tensor, step: _CapturedStep) -> Tensor:
+    def forward(ctx: Any, _: Tensor, step: _CapturedStep) -> tuple[Tensor, ...]:
         ctx.step = step
-        return step.hidden_BTD.view_as(step.hidden_BTD)
+        return tuple(output.view_as(output) for output in step.outputs)
 
     @staticmethod
-    def backward(ctx: Any, dhidden_BTD: Tensor) -> tuple[None, None]:
-        ctx.step.backward(dhidden_BTD)
+    def backward(ctx: Any, *doutputs: Tensor) -> tuple[None, None]:
+        ctx.step.backward(doutputs)
         return None, None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal
 
 from longspan.config import StageConfig, TrainingConfig
@@ -60,7 +61,7 @@ class Loop:
             precision=training.precision,
             micro_batches=training.micro_batches,
             fallback=self._strategy.fallback,
-            capture=not training.block_jitter,
+            capture=not training.block_jitter and training.accumulate == 1,
         )
         longest = max(map(self._config.block_length, self._config.stage))
         self._blocks = Prefetcher(training.batch_size * longest, self._device)
@@ -69,6 +70,7 @@ class Loop:
         self._interrupt = Interrupt()
         self._clock = Clock()
         self._measure = ""
+        self._estimated_stages = [self._with_estimated_steps(stage) for stage in self._config.stage]
         if resume_from is None:
             self._begin()
         else:
@@ -135,10 +137,14 @@ class Loop:
             self._interrupt.check()
             if not self._find_stage():
                 return
-            block = self._blocks.next(progress.position)
-            if block is None:
+            blocks = self._next_blocks()
+            if not blocks:
                 return
-            self._step(block)
+            if progress.count_epochs(blocks[0].position.epoch):
+                self._unsaved = True
+                if progress.stage_is_over(self._stage):
+                    continue
+            self._step(blocks)
             if self._due(training.log_every):
                 self._log()
 
@@ -150,32 +156,69 @@ class Loop:
         while self._progress.stage_is_over(self._stage):
             if self._progress.stage + 1 == len(self._config.stage):
                 return False
-            self._progress.begin_next_stage()
+            self._progress.begin_next_stage(self._config.stage[self._progress.stage + 1])
             self._begin_stage()
         return True
 
     def _begin_stage(self) -> None:
         self._strategy.begin_stage(self._stage)
-        self._blocks.follow(
-            _block_source(self._corpus, self._config.training, self._config.block_length(self._stage))
-        )
+        self._source = self._source_of(self._stage)
+        self._blocks.follow(self._source)
 
-    def _step(self, block: TokenBlock) -> None:
+    def _source_of(self, stage: StageConfig) -> BlockSource:
+        return _block_source(self._corpus, self._config.training, self._config.block_length(stage))
+
+    def _next_blocks(self) -> list[TokenBlock]:
+        """The blocks of the next update, all of one epoch; none at the end of the text."""
+        blocks: list[TokenBlock] = []
+        position = self._progress.position
+        while len(blocks) < self._config.training.accumulate:
+            block = self._blocks.next(position)
+            if block is None or (blocks and block.position.epoch != position.epoch):
+                break
+            blocks.append(block)
+            position = block.position
+        return blocks
+
+    def _epochs(self, block: TokenBlock) -> float:
+        """How often this stage has read the text when `block` begins."""
+        done, position = self._progress.stage_epochs, block.position
+        if self._stage.epochs is None:
+            return done
+        columns_before = position.offset - block.tokens_BT.shape[1]
+        return done + columns_before / self._source.epoch_length(position.epoch)
+
+    def _with_estimated_steps(self, stage: StageConfig) -> StageConfig:
+        """The same stage with its length in steps."""
+        if stage.epochs is None:
+            return stage
+        columns = self._source_of(stage).epoch_length(0)
+        per_step = self._config.block_length(stage) * self._config.training.accumulate
+        return replace(stage, steps=math.ceil(stage.epochs * columns / per_step), epochs=None)
+
+    def _step(self, blocks: list[TokenBlock]) -> None:
         stage, progress = self._stage, self._progress
+        block, *more = blocks
         if block.begins:
             self._state = self._model.initial_state(block.tokens_BT.shape[0])
         self._model.begin_epoch(block.position.epoch)
-        part = fraction(stage, progress.stage_step + 1, progress.stage_seconds)
+        part = fraction(stage, progress.stage_step + 1, progress.stage_seconds, self._epochs(block))
         progress.learning_rate = stage.learning_rate * part
         clip_norm = (
             0.0 if stage.optimizer == "adagrad" else stage.clip_norm
         )  # Adagrad clips each tensor itself
         moving = self._strategy.moving(progress.step + 1, part)
         nats, self._state = self._updater.update(
-            block.tokens_BT, block.targets_BT, self._state, moving, clip_norm
+            block.tokens_BT,
+            block.targets_BT,
+            self._state,
+            moving,
+            clip_norm,
+            clip_value=stage.clip_value,
+            more=more,
         )
-        tokens = block.tokens_BT.numel()
-        progress.count_step(tokens, block.position)
+        tokens = sum(block.tokens_BT.numel() for block in blocks)
+        progress.count_step(tokens, blocks[-1].position)
         if self._average is not None:
             self._average.follow(progress.step)
         self._loss_meter.add(nats, tokens, progress.step, progress.learning_rate)
@@ -340,7 +383,7 @@ class Loop:
 
     def _show_status(self) -> None:
         progress = self._progress
-        left = progress.seconds_left(self._config.stage)
+        left = progress.seconds_left(self._estimated_stages)
         self._reporter.status(
             f"{self._stage.name} step {progress.step:,}  {self._measure}  "
             f"{progress.tokens / progress.seconds:,.0f} tokens/s  {duration(left)} of training left",

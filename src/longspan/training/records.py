@@ -1,4 +1,4 @@
-"""What a run writes while it trains: metrics, the records of its modules, TensorBoard events."""
+"""What a run writes while it trains: metrics, the records of its modules, events for loggers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 from longspan.errors import UserError
 from longspan.runs import RunFolder
 from longspan.training.journal import Journal
+from longspan.training.wandb_logger import WandbLogger
 
 _NO_CURVES = {"nats", "seconds"}  # running sums: they are no useful curves
 _RESERVED = ("metrics", "config")  # files of the run itself
@@ -29,11 +30,14 @@ class Records:
         }
         # TensorBoard files cannot be truncated: `purge_step` hides what lies beyond the checkpoint.
         self._board = SummaryWriter(str(folder.tensorboard), purge_step=step + 1)
+        self._wandb = WandbLogger(folder) if folder.config.training.logger == "wandb" else None
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one line of metrics, which has a `kind` and a `step`."""
         self._journals["metrics"].write(line)
         self._plot(line["kind"], line, line["step"])
+        if self._wandb is not None:
+            self._wandb.write(line)
 
     def write_record(self, name: str, step: int, fields: Mapping[str, Any]) -> None:
         """Append one line to `<name>.jsonl`."""
@@ -57,6 +61,8 @@ class Records:
         for journal in self._journals.values():
             journal.close()
         self._board.close()
+        if self._wandb is not None:
+            self._wandb.close()
 
     def _journal(self, name: str, length: int = 0) -> Journal:
         return Journal(self._folder.path / f"{name}.jsonl", length)

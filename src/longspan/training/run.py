@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,8 +28,10 @@ from longspan.testing import ContractError, check_model
 from longspan.training import changed_options, initial_weights
 from longspan.training.loop import Loop
 from longspan.training.reporter import Reporter
+from longspan.training.run_log import RunLog
 from longspan.training.run_progress import RunProgress
 from longspan.training.strategy import Strategy
+from longspan.training.wandb_logger import find_wandb
 
 Callback = Callable[[dict[str, Any]], object]
 
@@ -62,11 +65,13 @@ def train(
         init.check()
     device = pick_device(config.training.device)  # fails before the corpus is prepared
     asked, config = config.training, resolved(config, device)
-    with reporter or Reporter() as reporter:
+    if config.training.logger == "wandb":
+        find_wandb()
+    with RunLog(reporter or Reporter()) as log:
         corpus: TokenizedCorpus | GivenTokens
         if given is None:
-            config, tokenizer = initial_weights.with_tokenizer(init, config, reporter)
-            corpus = prepare(config.data, reporter.say, tokenizer)
+            config, tokenizer = initial_weights.with_tokenizer(init, config, log)
+            corpus = prepare(config.data, log.say, tokenizer)
         else:
             corpus = given
         _check_fits(config, corpus)
@@ -78,7 +83,7 @@ def train(
             model = _build_model(config, corpus, device)
             started_from = None
             if init is not None:
-                started_from = initial_weights.load_first(init, model, corpus.tokenizer, reporter)
+                started_from = initial_weights.load_first(init, model, corpus.tokenizer, log)
             for stage in config.stage:
                 build_optimizers(model, stage)
             if config.plugins:
@@ -87,7 +92,7 @@ def train(
                 out, _with_absolute_corpus(config), corpus.tokenizer, corpus.fingerprint, started_from
             )
             with lock.for_training(folder):
-                _run(folder, corpus, model, reporter, None, strategy, callback, asked)
+                _run(folder, corpus, model, log, None, strategy, callback, asked)
     return folder
 
 
@@ -115,12 +120,12 @@ def resume(
     strategy.check(folder.config)
     if not folder.config.stage:
         raise UserError(f"{run} cannot be resumed: its configuration has no [[stage]]")
-    with reporter or Reporter() as reporter:
+    with RunLog(reporter or Reporter()) as log:
         if is_finished(folder):
-            reporter.say(f"{run} is finished: nothing to do")
+            log.say(f"{run} is finished: nothing to do")
             return folder
         with lock.for_training(folder):
-            _continue_run(folder, before, given, reporter, strategy, callback)
+            _continue_run(folder, before, given, log, strategy, callback)
     return folder
 
 
@@ -141,12 +146,12 @@ def _continue_run(
     folder: RunFolder,
     before: RunConfig | None,
     given: GivenTokens | None,
-    reporter: Reporter,
+    log: RunLog,
     strategy: type[Strategy],
     callback: Callback | None,
 ) -> None:
     """`before` is what config.toml holds, if a command gives other options."""
-    device, saved = pick_device(folder.config.training.device), _checkpoint_to_resume(folder, reporter)
+    device, saved = pick_device(folder.config.training.device), _checkpoint_to_resume(folder, log)
     folder.config = config = resolved(folder.config, device)  # config.toml has `auto` only if it was edited
     changes = [] if before is None else changed_options.differences(before, config)
     if saved is not None:
@@ -165,7 +170,7 @@ def _continue_run(
         )
     started_from = folder.started_from
     tokenizer = folder.tokenizer() if started_from is not None and started_from["tokenizer"] else None
-    corpus = given or prepare(config.data, reporter.say, tokenizer)
+    corpus = given or prepare(config.data, log.say, tokenizer)
     if corpus.fingerprint != folder.fingerprint:
         what = f"the text of {corpus.name} has" if given is None else f"{corpus.name} have"
         raise UserError(f"{what} changed since {folder.path} began: start a new run")
@@ -177,9 +182,9 @@ def _continue_run(
         )
     changed = differences(folder.environment, environment(device))
     if changed:
-        reporter.say(f"{', '.join(changed)}: results may differ in their last bits")
+        log.say(f"{', '.join(changed)}: results may differ in their last bits")
     step = saved.facts["progress"]["step"] if saved else 0
-    reporter.say(f"continuing {folder.path} after step {step:,}")
+    log.say(f"continuing {folder.path} after step {step:,}")
     with _own_random_numbers(config.training.seed, device):
         model = _build_model(config, corpus, device)
         if saved is not None:
@@ -187,9 +192,9 @@ def _continue_run(
         elif started_from is not None:
             initial_weights.load_again(folder, model)
         if changes:
-            reporter.say(f"changed in {folder.path / 'config.toml'}: {', '.join(changes)}")
+            log.say(f"changed in {folder.path / 'config.toml'}: {', '.join(changes)}")
             changed_options.store(folder)
-        _run(folder, corpus, model, reporter, saved, strategy, callback, config.training)
+        _run(folder, corpus, model, log, saved, strategy, callback, config.training)
 
 
 def _checkpoint_to_resume(folder: RunFolder, reporter: Reporter) -> Checkpoint | None:
@@ -268,14 +273,18 @@ def _run(
     folder: RunFolder,
     corpus: TokenizedCorpus | GivenTokens,
     model: LanguageModel,
-    reporter: Reporter,
+    log: RunLog,
     resume_from: Checkpoint | None,
     strategy: type[Strategy],
     callback: Callback | None,
     asked: TrainingConfig,
 ) -> None:
-    reporter.say(_summary(folder, corpus, model, asked))
-    Loop(folder, corpus, model, reporter, resume_from, strategy, callback).run()
+    log.open(folder.log)
+    log.say(_summary(folder, corpus, model, asked))
+    if resume_from is None:
+        log.note(str(model))
+    Loop(folder, corpus, model, log, resume_from, strategy, callback).run()
+    log.note(f"finished: {json.dumps(folder.final())}")
 
 
 def _check_unchanged(folder: RunFolder, saved: Checkpoint, source: Path | str) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from longspan.config import StageConfig
 from longspan.data import LanePosition
 from longspan.optim import done
+
+END = 2**62  # as an offset: beyond the end of any text, so that the next block begins an epoch
 
 
 @dataclass
@@ -23,6 +25,8 @@ class RunProgress:
     stage: int = 0
     stage_step: int = 0
     stage_seconds: float = 0.0
+    stage_epoch: int | None = None  # the epoch in which the stage began; None before its first step
+    stage_epochs: int = 0  # times the stage has reached the end of the text
     position: LanePosition = field(default_factory=LanePosition)
     evaluated: int = 0  # the step of the latest evaluation
     best_loss: float | None = None
@@ -36,10 +40,23 @@ class RunProgress:
         return RunProgress(**{**facts, "position": LanePosition(**facts["position"])})
 
     def stage_is_over(self, stage: StageConfig) -> bool:
-        return done(stage, self.stage_step, self.stage_seconds) == 1.0
+        return done(stage, self.stage_step, self.stage_seconds, self.stage_epochs) == 1.0
 
-    def begin_next_stage(self) -> None:
+    def begin_next_stage(self, stage: StageConfig) -> None:
         self.stage, self.stage_step, self.stage_seconds = self.stage + 1, 0, 0.0
+        self.stage_epoch, self.stage_epochs = None, 0
+        if stage.epochs is not None:  # it reads whole epochs
+            self.position = replace(self.position, offset=END)
+
+    def count_epochs(self, epoch: int) -> bool:
+        """Take the epoch of the next block into account; true if the stage has reached the end of the text.
+
+        The last block of an epoch is known only when the next one is read.
+        """
+        if self.stage_epoch is None:
+            self.stage_epoch = epoch
+        before, self.stage_epochs = self.stage_epochs, epoch - self.stage_epoch
+        return self.stage_epochs > before
 
     def count_step(self, tokens: int, position: LanePosition) -> None:
         self.step += 1
@@ -52,9 +69,12 @@ class RunProgress:
         self.stage_seconds += seconds
 
     def seconds_left(self, stages: Sequence[StageConfig]) -> float:
-        """Estimated training time of this stage and all later ones, at the speed so far."""
+        """Estimated training time of this stage and all later ones, at the speed so far.
+
+        All `stages` have a length in steps, an estimate if it is configured in epochs.
+        """
         per_step = self.seconds / self.step
-        steps = [stage.steps for stage in stages[self.stage :]]
+        steps = [stage.steps or 0 for stage in stages[self.stage :]]
         steps[0] -= self.stage_step
         limits = [stage.max_seconds or math.inf for stage in stages[self.stage :]]
         limits[0] -= self.stage_seconds

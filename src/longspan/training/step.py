@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch.optim import Optimizer
 
 from longspan.compile_fallback import CompileFallback
 from longspan.config.training import Precision
+from longspan.data import TokenBlock
+from longspan.hooks import added_penalties
 from longspan.models.interface import LanguageModel
 from longspan.state import State
 from longspan.training.graphs import CapturedModel
@@ -23,7 +26,8 @@ class Updater:
     The batch is split by lanes into `micro_batches`. Their gradients add up to those of the whole batch, and
     activations are held for one of them at a time. The loss stays on the device; only the gradient scaler of
     fp16 synchronises, to check for overflow. On a GPU without micro-batches the model is called through a
-    `CapturedModel`; `capture` is false for blocks of changing length, where a graph is hardly ever replayed.
+    `CapturedModel`; `capture` is false for blocks of changing length, where a graph is hardly ever replayed,
+    and for updates over several blocks, because a captured pass has no gradient for the carried state.
     `fallback` is the `CompileFallback` of a compiled model.
     """
 
@@ -54,49 +58,72 @@ class Updater:
         state: State,
         optimizers: list[Optimizer],
         clip_norm: float = 0.0,
+        *,
+        clip_value: float = 0.0,
+        more: Sequence[TokenBlock] = (),
     ) -> tuple[Tensor, State]:
         """The sum of nats over the block, computed before the update, and the detached state after the block.
 
         Only parameters of `optimizers` are clipped and updated. The sum has no penalties: they change the
-        gradients but are not reported.
+        gradients but are not reported. Blocks in `more` follow the first one and are part of the update.
         """
-        nats, state = self._fallback.run(lambda: self._fresh_gradients(tokens_BT, targets_BT, state))
+        nats, state = self._fallback.run(lambda: self._fresh_gradients(tokens_BT, targets_BT, state, more))
         for optimizer in optimizers:
             self.scaler.unscale_(optimizer)
-        if clip_norm > 0:
+        if clip_norm > 0 or clip_value > 0:
             held = {
                 id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
             }
             moving = [p for p in self.model.parameters() if id(p) in held]
-            torch.nn.utils.clip_grad_norm_(moving, clip_norm)
+            if clip_value > 0:
+                torch.nn.utils.clip_grad_value_(moving, clip_value)
+            if clip_norm > 0:
+                torch.nn.utils.clip_grad_norm_(moving, clip_norm)
         for optimizer in optimizers:
             self.scaler.step(optimizer)
         self.scaler.update()
         self.model.after_update()
         return nats, state
 
-    def _fresh_gradients(self, tokens_BT: Tensor, targets_BT: Tensor, state: State) -> tuple[Tensor, State]:
+    def _fresh_gradients(
+        self, tokens_BT: Tensor, targets_BT: Tensor, state: State, more: Sequence[TokenBlock]
+    ) -> tuple[Tensor, State]:
         self.model.zero_grad()
-        return self.gradients(tokens_BT, targets_BT, state)
+        return self.gradients(tokens_BT, targets_BT, state, more)
 
-    def gradients(self, tokens_BT: Tensor, targets_BT: Tensor, state: State) -> tuple[Tensor, State]:
-        """Add the gradients of (mean nats per token + penalties) to the parameters."""
-        tokens_BT, targets_BT = self._on_device(tokens_BT), self._on_device(targets_BT)
+    def gradients(
+        self, tokens_BT: Tensor, targets_BT: Tensor, state: State, more: Sequence[TokenBlock] = ()
+    ) -> tuple[Tensor, State]:
+        """Add the gradients of (mean nats per token + penalties) to the parameters.
+
+        With `more` blocks it is the sum of this over all blocks; gradients flow through the state from block
+        to block.
+        """
+        blocks = [(tokens_BT, targets_BT, False), *((b.tokens_BT, b.targets_BT, b.begins) for b in more)]
+        blocks = [(self._on_device(x_BT), self._on_device(y_BT), begins) for x_BT, y_BT, begins in blocks]
         batch_size = tokens_BT.shape[0]
         edges = [batch_size * i // self.micro_batches for i in range(self.micro_batches + 1)]
         nats = torch.zeros((), device=self.device)
         after: list[State] = []
         for first, end in itertools.pairwise(edges):
             lanes = slice(first, end)
-            hidden_BTD, new_state = self._read(tokens_BT[lanes], state.select(lanes))
-            with self._autocast():
-                nll_BT = self.model.head.nll(hidden_BTD, targets_BT[lanes])
-            piece = nll_BT.sum()
-            loss = piece / targets_BT.numel()
-            if first == 0:  # once per batch, not once per micro-batch
-                loss = loss + sum(self.model.penalties().values())
-            self.scaler.scale(loss).backward()
-            nats = nats + piece.detach()
+            new_state, losses = state.select(lanes), []
+            for x_BT, y_BT, begins in blocks:
+                if begins:
+                    new_state = self.model.initial_state(end - first)
+                with added_penalties() as added:
+                    hidden_BTD, new_state = self._read(x_BT[lanes], new_state)
+                with self._autocast():
+                    nll_BT = self.model.head.nll(hidden_BTD, y_BT[lanes])
+                piece = nll_BT.sum()
+                loss = piece / y_BT.numel()
+                if first == 0:  # once per batch, not once per micro-batch
+                    loss = loss + sum(self.model.penalties().values())
+                if added:  # a mean over the tokens of this micro-batch
+                    loss = loss + sum(added) * ((end - first) / batch_size)
+                losses.append(loss)
+                nats = nats + piece.detach()
+            self.scaler.scale(losses[0] if len(losses) == 1 else torch.stack(losses).sum()).backward()
             after.append(new_state.detach())
         return nats, after[0] if len(after) == 1 else State.join(after)
 

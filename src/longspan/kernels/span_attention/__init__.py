@@ -8,10 +8,11 @@ For a query at position t and a distance d = first, first + 1, ..., first + wind
     out_t = sum_d dropout(w(d)) v_{t-d}
 
 Persistent vectors are further keys and values of a head without a position: their score is
-(q_t + u) . k_p / sqrt(K), they take part in the same softmax and their m is 1. Without spans there is no m
-and w = a. Without renormalisation w = a m: persistent vectors do not gain what the mask removes.
-Positions before the first key count as zero keys and zero values; with `filled`, the number of memory rows
-that are filled, query t of a block sees only the distances up to t + filled.
+(q_t + u) . k_p / sqrt(K), they take part in the same softmax and their m is 1. A head has one span, or a
+span for every query. Without spans there is no m and w = a. Without renormalisation w = a m: persistent
+vectors do not gain what the mask removes. Positions before the first key count as zero keys and zero values;
+with `filled`, the number of memory rows that are filled, query t of a block sees only the distances up to
+t + filled.
 
 The biases u and v of every head are optional, and every head may have its own p_d. Where p_d = M e_d, with a
 matrix M of every head and e_d the same for all, M and e_d may be given instead: with few queries and many
@@ -128,7 +129,7 @@ def one_token(context: AttentionContext) -> decode_cpu.OneToken | decode_gpu.One
 
 def _is_causal_attention(q_BHTK: Tensor, context: AttentionContext) -> bool:
     """Whether the block is a whole text with causal attention by content alone."""
-    terms = (context.position_keys, context.content_bias_HK, context.persistent, context.spans_H)
+    terms = (context.position_keys, context.content_bias_HK, context.persistent, context.spans)
     no_memory = context.filled_B is not None and not any(kv_BMXK.shape[1] for kv_BMXK in context.past)
     sees_all = context.first_distance == 0 and min(context.windows) >= q_BHTK.shape[2]
     return no_memory and sees_all and all(term is None for term in terms)

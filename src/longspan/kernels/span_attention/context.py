@@ -25,7 +25,7 @@ class AttentionContext:
     | `position_map_HKE` | M: then `position_keys` are e_d, [L, E], and p_d = M e_d |
     | `persistent` | keys and values of the persistent vectors, [H, P, K] each |
     | `filled_B` | how many of the last rows of the past belong to the text; needs `first_distance` 0 |
-    | `spans_H` | learned spans in tokens; they get a gradient |
+    | `spans` | spans in tokens, [H], or of every query, [B, H, T]; they get a gradient |
     | `ramp` | width of the soft edge of a span |
     | `renormalise` | whether weights are divided by their sum after the soft mask |
     | `first_distance` | 0 if a query sees its own position, else 1 |
@@ -41,7 +41,7 @@ class AttentionContext:
     position_map_HKE: Tensor | None = None
     persistent: tuple[Tensor, Tensor] | None = None
     filled_B: Tensor | None = None
-    spans_H: Tensor | None = None
+    spans: Tensor | None = None
     ramp: int = 1
     renormalise: bool = True
     first_distance: int = 1
@@ -72,7 +72,7 @@ class AttentionContext:
         def part(x_H: Tensor | None) -> Tensor | None:
             return None if x_H is None else x_H[heads]
 
-        keys = self.position_keys
+        keys, spans = self.position_keys, self.spans
         return dataclasses.replace(
             self,
             past=[kv_BMXK],
@@ -84,7 +84,7 @@ class AttentionContext:
             persistent=None
             if self.persistent is None
             else (self.persistent[0][heads], self.persistent[1][heads]),
-            spans_H=part(self.spans_H),
+            spans=part(spans) if spans is None or spans.dim() == 1 else spans[:, heads],
         )
 
     def content_queries(self, q_BHTK: Tensor) -> Tensor:

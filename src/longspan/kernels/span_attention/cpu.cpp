@@ -200,12 +200,13 @@ struct Head {
 
 struct Call {
     int64_t batch, heads, block, width, first_distance, longest, threads, seed;
-    float scale, dropout;
+    float scale, dropout, ramp;
     Rows q, k, v, out, dq, dk, dv, dout;
     const Head *each;                   // longest windows first: short ones then fill the gaps
     const int64_t *filled;              // rows of the memory that are filled, [B], or null
-    const float *mask, *position_keys;  // [H, L] and [L, K], nearest first, or null
-    float *dmask, *dposition_keys;
+    // The mask [H, L], nearest first, or spans [B, H, T], or null; position keys [L, K], nearest first, or null.
+    const float *mask, *spans, *position_keys;
+    float *dmask, *dspans, *dposition_keys;
     float *weights;                  // softmax, [B, T, W] of every head, oldest first, or null
     float *totals;                   // its sum after the mask, [B, H, T]
     float *task_dmask, *task_dkeys;  // [B, W] and [B, W, K] of every head, oldest first
@@ -252,7 +253,7 @@ struct Task {
         float *const keys =
             transposed(gathered(head.keys, call.k, buffers.keys), band, band_row, buffers.transposed);
         const float *const values = gathered(head.values, call.v, buffers.values);
-        const float *const mask = masked();
+        const float *const mask = masked(0);
         const float *position_keys = nullptr;
         if (call.position_keys) {
             const float *const rows = positions(buffers.position_keys);
@@ -276,7 +277,8 @@ struct Task {
             }
             for (int64_t j = 0; j < queries; j++) {
                 float *const a = call.weights ? weights(t0 + j) : forgotten;
-                weigh(t0 + j, by_key + j * diagonal, by_distance + j * columns, mask, a, used + j * diagonal);
+                weigh(t0 + j, by_key + j * diagonal, by_distance + j * columns,
+                      call.spans ? masked(t0 + j) : mask, a, used + j * diagonal);
             }
             for (int64_t j = 0; j < queries; j += ROWS)
                 multiply({used + j * diagonal, key_row, 1}, {values + (t0 + j) * K, K}, {out + j * K, K}, K,
@@ -316,7 +318,7 @@ struct Task {
         const float *const keys = gathered(head.keys, call.k, buffers.keys);
         float *const values =
             transposed(gathered(head.values, call.v, buffers.values), band, band_row, buffers.transposed);
-        const float *const mask = masked();
+        const float *const mask = masked(0);
         const float *const position_keys = call.position_keys ? positions(buffers.position_keys) : nullptr;
         float *const q = buffers.q.of(CHUNK * K), *const dq = buffers.dq.of(CHUNK * K);
         float *const dout = buffers.dout.of(CHUNK * K);
@@ -338,8 +340,9 @@ struct Task {
                 multiply({dout + j * K, K, 1}, {values + t0 + j, band_row}, {dused + j * diagonal, key_row},
                          seen, K);
             for (int64_t j = 0; j < queries; j++)
-                weigh_gradients(t0 + j, dused + j * diagonal, mask, used + j * diagonal,
-                                by_key + j * diagonal, by_distance + j * columns, dmask);
+                weigh_gradients(t0 + j, dused + j * diagonal, call.spans ? masked(t0 + j) : mask,
+                                used + j * diagonal, by_key + j * diagonal, by_distance + j * columns,
+                                dmask);
             for (int64_t j = 0; j < queries; j += ROWS) {
                 const Right<float> dasking = {dq + j * K, K};
                 multiply({by_key + j * diagonal, key_row, 1}, {keys + (t0 + j) * K, K}, dasking, K,
@@ -370,7 +373,7 @@ struct Task {
     void weigh_gradients(int64_t t, const float *dused, const float *mask, float *used, float *by_key,
                          float *by_distance, float *dmask) const {
         const float *const a = weights(t);
-        Lanes sums = {};
+        Lanes sums = {}, dspan = {};
         for (int64_t r = 0; r < columns; r += LANES) {
             const Lanes weight = at(a + r) * at(mask + r);
             at(used + r) = call.dropout > 0 ? weight * kept(t, r) : weight;
@@ -381,17 +384,23 @@ struct Task {
             const Lanes dkept = call.dropout > 0 ? at(dused + r) * kept(t, r) : at(dused + r);
             const Lanes dmasked = (dkept - inner) * at(a + r);
             at(dmask + r) += dmasked;
+            if (call.spans) {
+                const Lanes m = unclamped(t, r);  // at 0 and 1 it passes the gradient
+                dspan += (m >= 0.0f) & (m <= 1.0f) ? dmasked : Lanes{};
+            }
             // The subtracted term of the softmax gradient, <da, a>, reduces to the last term,
             // which is the only one outside the span.
             const Lanes dscore = dmasked * at(mask + r) - epsilon() * inner * at(a + r);
             at(by_key + r) = dscore;
             at(by_distance + r) = dscore;
         }
+        if (call.spans) call.dspans[row(t)] = sum(dspan) / call.ramp;
     }
 
+    int64_t row(int64_t t) const { return (b * call.heads + h) * T + t; }
     float *weights(int64_t t) const { return call.weights + place * T + t * columns; }
-    float &total(int64_t t) const { return call.totals[(b * call.heads + h) * T + t]; }
-    float epsilon() const { return call.mask ? EPSILON : 0; }
+    float &total(int64_t t) const { return call.totals[row(t)]; }
+    float epsilon() const { return call.mask || call.spans ? EPSILON : 0; }
 
     // Which of the distances from r on are in the window, and not before the text began.
     Ints inside(int64_t r, int64_t before_text) const {
@@ -400,7 +409,7 @@ struct Task {
 
     // What dropout does to the weights of a query from distance r on: see kernels/hashing.py.
     Lanes kept(int64_t t, int64_t r) const {
-        const uint32_t row_key = mixed(uint32_t((b * call.heads + h) * T + t) ^ uint32_t(call.seed));
+        const uint32_t row_key = mixed(uint32_t(row(t)) ^ uint32_t(call.seed));
         Hashes x = ((Hashes)(int32_t(W - 1 - r) - LANE) ^ row_key) * 0x7FEB352Du;
         x = (x ^ x >> 15) * 0x846CA68Bu;
         return x >= uint32_t(call.dropout * 4294967296.0) ? Lanes{} + 1 / (1 - call.dropout) : Lanes{};
@@ -441,10 +450,22 @@ struct Task {
         return rows;
     }
 
-    float *masked() const {
+    // The soft mask of the head or, with spans of its own, of query t.
+    const float *masked(int64_t t) const {
         float *const mask = buffers.mask.zeros(columns);
-        for (int64_t r = 0; r < W; r++) mask[r] = call.mask ? call.mask[h * call.longest + W - 1 - r] : 1;
+        for (int64_t r = 0; r < columns && call.spans; r += LANES) {
+            const Lanes m = unclamped(t, r);
+            at(mask + r) = m < 0.0f ? Lanes{} : m > 1.0f ? Lanes{} + 1 : m;
+        }
+        for (int64_t r = 0; r < W && !call.spans; r++)
+            mask[r] = call.mask ? call.mask[h * call.longest + W - 1 - r] : 1;
         return mask;
+    }
+
+    // The soft mask of query t before it is clamped, from distance r on.
+    Lanes unclamped(int64_t t, int64_t r) const {
+        const Lanes steps = __builtin_convertvector(int32_t(W - 1 - r) - LANE, Lanes);
+        return (call.spans[row(t)] - steps) / call.ramp + 1;
     }
 
     void load(const Rows &rows, int64_t t0, float *to) const {

@@ -46,8 +46,14 @@ class OneToken:
         self._groups = [_Group(group, spare) for _, group in context.groups()]
         self._filled_B = None if context.filled_B is None else context.filled_B.clone()
 
-    def attend(self, q_BHK: Tensor, kv_BXK: Tensor) -> Tensor:
-        """[B, H, K]; a text has the keys of all heads and then their values."""
+    def attend(self, q_BHK: Tensor, kv_BXK: Tensor, spans_BH: Tensor | None = None) -> Tensor:
+        """[B, H, K]; a text has the keys of all heads and then their values.
+
+        `spans_BH` are the spans of the token, if those in the context are of every query.
+        """
+        if spans_BH is not None:
+            for group, spans_BG in zip(self._groups, spans_BH.split_with_sizes(self._sizes, 1), strict=True):
+                group.set_spans(spans_BG)
         batch, num_heads, width = q_BHK.shape
         kv_2HBK = kv_BXK.reshape(batch, 2, num_heads, width).permute(1, 2, 0, 3)
         # Not `split`, which is written in Python.
@@ -84,21 +90,26 @@ class _Group:
         by_head_XBRK[:, :, missing:window] = near_BMXK.permute(2, 0, 1, 3)
         self._keys_NKR, self._values_NRK = self._kv_2NRK[0].mT, self._kv_2NRK[1]
         self._scale, self._sees_itself = 1 / math.sqrt(width), context.first_distance == 0
-        self._renormalise = context.renormalise and context.spans_H is not None
+        self._renormalise, self._ramp = context.renormalise and context.spans is not None, context.ramp
         self._exact = torch.promote_types(kv_BMXK.dtype, torch.float32)
         biases = (context.content_bias_HK, context.position_bias_HK)
         self._content_bias, self._position_bias = (None if b is None else of_rows(b[:, None]) for b in biases)
-        self._position_keys_NKW = self._mask_N1W = None
+        self._position_keys_NKW = None
+        self._mask_N1W: Tensor | None = None
         if (position_keys := context.mapped_position_keys()) is not None:
             keys_KW = position_keys[..., :window, :].flip(-2).to(kv_BMXK.dtype).mT
             self._position_keys_NKW = keys_KW.expand(rows, -1, -1) if keys_KW.dim() == 2 else of_rows(keys_KW)
-        if context.spans_H is not None:
-            exact_GW = soft_mask(context.spans_H, context.ramp, window).flip(1).to(self._exact)
-            self._mask_N1W = exact_GW.repeat_interleave(batch, dim=0)[:, None]
+        if context.spans is not None:
+            spans = context.spans
+            self.set_spans(spans.expand(batch, -1) if spans.dim() == 1 else spans[..., 0])
         self._persistent = None
         if context.persistent is not None:
             self._persistent = of_rows(context.persistent[0]).mT, of_rows(context.persistent[1])
         self._distance_W = torch.arange(window - 1, -1, -1, device=kv_BMXK.device)
+
+    def set_spans(self, spans_BG: Tensor) -> None:
+        mask_BGW = soft_mask(spans_BG, self._ramp, self._window).flip(-1).to(self._exact)
+        self._mask_N1W = mask_BGW.transpose(0, 1).reshape(-1, 1, self._window)
 
     def attend(self, q_N1K: Tensor, kv_2N1K: Tensor, filled_B: Tensor | None) -> Tensor:
         """[N, 1, K]."""

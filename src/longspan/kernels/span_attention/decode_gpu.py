@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longspan.kernels.span_attention.context import AttentionContext
-from longspan.kernels.span_attention.mask import EPSILON, soft_mask
+from longspan.kernels.span_attention.mask import EPSILON
 
 PART = 64
 
@@ -40,12 +40,9 @@ class OneToken:
     """
 
     def __init__(self, context: AttentionContext) -> None:
-        past, windows, spans_H = context.past, context.windows, context.spans_H
-        filled_B, persistent, position_keys = (
-            context.filled_B,
-            context.persistent,
-            context.mapped_position_keys(),
-        )
+        past, windows = context.past, context.windows
+        filled_B, persistent = context.filled_B, context.persistent
+        position_keys = context.mapped_position_keys()
         first = past[0]
         sizes = [window + 1 for window in windows]
         begins = list(accumulate(sizes, initial=0))
@@ -54,17 +51,14 @@ class OneToken:
             near_BM2K = kv_BM2K[:, max(0, kv_BM2K.shape[1] - window) :]
             self._rings_RB2K[end - near_BM2K.shape[1] : end] = near_BM2K.transpose(0, 1)
         self._heads_H2 = torch.tensor([*zip(begins, windows, strict=False)], device=first.device)
-        self._mask_R = None
-        if spans_H is not None:
-            spans = spans_H.float().split(1)
-            masks = [soft_mask(span, context.ramp, size)[0] for span, size in zip(spans, sizes, strict=True)]
-            self._mask_R = torch.cat(masks)
+        self._spans = None if context.spans is None else context.spans.float().contiguous()
+        self._ramp = float(context.ramp)
         self._position_keys = None if position_keys is None else position_keys.contiguous()
         self._biases = context.content_bias_HK, context.position_bias_HK
         self._persistent = (
             (None, None) if persistent is None else (persistent[0].contiguous(), persistent[1].contiguous())
         )
-        self._renormalise = context.renormalise and spans_H is not None
+        self._renormalise = context.renormalise and context.spans is not None
         self._first_distance = context.first_distance
         # Tokens read since the rings were made, and filled rows.
         self._counts_2B = torch.zeros(2, first.shape[0], dtype=torch.long, device=first.device)
@@ -75,22 +69,27 @@ class OneToken:
         num_persistent = 0 if persistent is None else persistent[0].shape[1]
         self._parts = self._text_parts + triton.cdiv(num_persistent, PART)
 
-    def attend(self, q_BHK: Tensor, kv_BXK: Tensor) -> Tensor:
-        """[B, H, K]; a text has the keys of all heads and then their values. Its rows are contiguous."""
+    def attend(self, q_BHK: Tensor, kv_BXK: Tensor, spans_BH: Tensor | None = None) -> Tensor:
+        """[B, H, K]; a text has the keys of all heads and then their values. Its rows are contiguous.
+
+        `spans_BH` are the spans of the token, if those in the context are of every query.
+        """
         batch, heads, width = q_BHK.shape
         k_BHK, v_BHK = kv_BXK.split(heads, dim=1)
         out_BHK = q_BHK.new_empty(batch, heads, width)
         sums_3BHC = q_BHK.new_empty(3, batch, heads, self._parts, dtype=torch.float32)
         found_BHCK = q_BHK.new_empty(batch, heads, self._parts, width, dtype=torch.float32)
+        spans = self._spans if spans_BH is None else spans_BH.float().contiguous()
         keys, (persistent_k_HPK, persistent_v_HPK) = self._position_keys, self._persistent
         constants = {"WIDTH": width, "BK": triton.next_power_of_2(width)}
         _part_kernel[(self._parts, batch * heads)](
-            q_BHK, k_BHK, v_BHK, self._rings_RB2K, self._heads_H2, self._counts_2B, self._mask_R, keys,
+            q_BHK, k_BHK, v_BHK, self._rings_RB2K, self._heads_H2, self._counts_2B, spans, keys,
             *self._biases, persistent_k_HPK, persistent_v_HPK, sums_3BHC, found_BHCK,
             q_BHK.stride(0), k_BHK.stride(0), v_BHK.stride(0), batch, heads, self._parts, self._text_parts,
             0 if persistent_k_HPK is None else persistent_k_HPK.shape[1],
+            heads if spans is not None and spans.dim() > 1 else 0, self._ramp,
             keys.stride(0) if keys is not None and keys.dim() == 3 else 0, 1 / math.sqrt(width),
-            HAS_SPANS=self._mask_R is not None, HAS_POSITIONS=keys is not None,
+            HAS_SPANS=spans is not None, HAS_POSITIONS=keys is not None,
             HAS_CONTENT_BIAS=self._biases[0] is not None, HAS_POSITION_BIAS=self._biases[1] is not None,
             HAS_PERSISTENT=persistent_k_HPK is not None, HAS_FILLED=self._has_filled,
             FIRST=self._first_distance, BN=PART, **constants,
@@ -104,9 +103,10 @@ class OneToken:
 
 @triton.jit
 def _part_kernel(
-    Q, K, V, RINGS, HEADS, COUNTS, MASK, POSITION_KEYS, CONTENT_BIAS, POSITION_BIAS, PERSISTENT_K,
+    Q, K, V, RINGS, HEADS, COUNTS, SPANS, POSITION_KEYS, CONTENT_BIAS, POSITION_BIAS, PERSISTENT_K,
     PERSISTENT_V, SUMS, FOUND,
-    step_q, step_k, step_v, batch, heads, parts, text_parts, num_persistent, keys_of_head, scale,
+    step_q, step_k, step_v, batch, heads, parts, text_parts, num_persistent, step_spans, ramp, keys_of_head,
+    scale,
     WIDTH: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, FIRST: tl.constexpr,
     HAS_SPANS: tl.constexpr, HAS_POSITIONS: tl.constexpr, HAS_CONTENT_BIAS: tl.constexpr,
     HAS_POSITION_BIAS: tl.constexpr, HAS_PERSISTENT: tl.constexpr, HAS_FILLED: tl.constexpr,
@@ -158,7 +158,9 @@ def _part_kernel(
         score_N = tl.where(seen_N, score_N * scale, float("-inf"))
         mask_N = seen_N.to(tl.float32)
         if HAS_SPANS:
-            mask_N = tl.load(MASK + begin + i_N, mask=seen_N, other=0.0)
+            beyond_N = tl.load(SPANS + text * step_spans + head) - i_N.to(tl.float32)
+            soft_N = tl.math.div_rn(beyond_N, tl.full([BN], 0.0, tl.float32) + ramp) + 1.0
+            mask_N = tl.where(seen_N, tl.minimum(tl.maximum(soft_N, 0.0), 1.0), 0.0)
     elif HAS_PERSISTENT:
         i_N = (part - text_parts) * BN + tl.arange(0, BN)
         seen_N = i_N < num_persistent

@@ -49,11 +49,12 @@ def _group(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, context: AttentionCon
         if context.persistent is None
         else (_of_every_row(x_HPK, q_BHTK) for x_HPK in context.persistent)
     )
-    mask_HX = None
-    if context.spans_H is not None:
-        mask_HX = soft_mask(context.spans_H, context.ramp, window).flip(1)
+    mask = None
+    if context.spans is not None:
+        mask = soft_mask(context.spans, context.ramp, window).flip(-1)
+        mask = mask[:, None] if mask.dim() == 2 else mask
         if persistent_k_NPK is not None:
-            mask_HX = F.pad(mask_HX, (0, persistent_k_NPK.shape[1]), value=1.0)
+            mask = F.pad(mask, (0, persistent_k_NPK.shape[1]), value=1.0)
     p_NWK = position_q_BHTK = None
     if context.position_keys is not None:
         p_NWK = _of_every_row(context.position_keys[..., :window, :].flip(-2), q_BHTK)
@@ -63,18 +64,10 @@ def _group(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, context: AttentionCon
     with torch.autocast(q_BHTK.device.type, enabled=False):
         out_NTK: Tensor = _SpanAttention.apply(  # type: ignore[no-untyped-call]
             context.content_queries(q_BHTK),
-            _band(k_BHSK, window, block, context.first_distance),
-            _band(v_BHSK, window, block, context.first_distance),
-            position_q_BHTK,
-            p_NWK,
-            persistent_k_NPK,
-            persistent_v_NPK,
-            mask_HX,
-            context.filled_B,
-            1 / math.sqrt(width),
-            context.renormalise,
-            context.dropout,
-        )
+            *(_band(x_BHSK, window, block, context.first_distance) for x_BHSK in (k_BHSK, v_BHSK)),
+            position_q_BHTK, p_NWK, persistent_k_NPK, persistent_v_NPK, mask, context.filled_B,
+            1 / math.sqrt(width), context.renormalise, context.dropout,
+        )  # fmt: skip
     return out_NTK.view(batch, heads, block, width)
 
 
@@ -146,26 +139,18 @@ def _table(q_NCK: Tensor, window: int, before: Tensor | None) -> Tensor:
 class _SpanAttention(torch.autograd.Function):
     """k and v are bands; position keys and the mask are oldest first, and persistent vectors come last.
 
+    The mask is that of every head, [H, 1, X], or of every query, [B, H, T, X].
+
     The weights are kept as a m, before the division by `total` = <a, m> + e, which is done on the output:
     with o = (a m) v / total, the gradient of a m is (do . v - do . o) / total. Not renormalised it is do . v.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q_BHTK: Tensor,
-        k_NSK: Tensor,
-        v_NSK: Tensor,
-        position_q_BHTK: Tensor | None,
-        p_NWK: Tensor | None,
-        persistent_k_NPK: Tensor | None,
-        persistent_v_NPK: Tensor | None,
-        mask_HX: Tensor | None,
-        filled_B: Tensor | None,
-        scale: float,
-        renormalise: bool,
-        dropout: float,
-    ) -> Tensor:
+        ctx: Any, q_BHTK: Tensor, k_NSK: Tensor, v_NSK: Tensor, position_q_BHTK: Tensor | None,
+        p_NWK: Tensor | None, persistent_k_NPK: Tensor | None, persistent_v_NPK: Tensor | None,
+        mask: Tensor | None, filled_B: Tensor | None, scale: float, renormalise: bool, dropout: float,
+    ) -> Tensor:  # fmt: skip
         window = k_NSK.shape[1] - q_BHTK.shape[2]
         q_NTK = _scaled(q_BHTK, scale)
         position_q_NTK = q_NTK if position_q_BHTK is None else _scaled(position_q_BHTK, scale)
@@ -180,16 +165,17 @@ class _SpanAttention(torch.autograd.Function):
                 _unseen(filled_B, chunk.queries, window),
             )
             used_NCG = _table(q_NTK[:, chunk.queries], window, used_NCG)
-            _put_weights(a_NCX, mask_HX, None, into=used_NCG)
+            mask_C = _of_queries(mask, chunk.queries)
+            _put_weights(a_NCX, mask_C, None, into=used_NCG)
             a_NCP, total_NC1 = a_NCX[..., window:], None
-            if mask_HX is not None and renormalise:
+            if mask is not None and renormalise:
                 total_NC1 = used_NCG.sum(-1, keepdim=True, dtype=a_NCX.dtype).add_(EPSILON)
                 if persistent_v_NPK is not None:
                     total_NC1 += a_NCP.sum(-1, keepdim=True)
             kept_NCX = None
             if dropout > 0:
                 kept_NCX = torch.rand_like(a_NCX).ge_(dropout).div_(1 - dropout)
-                _put_weights(a_NCX, mask_HX, kept_NCX, into=used_NCG)
+                _put_weights(a_NCX, mask_C, kept_NCX, into=used_NCG)
                 a_NCP = a_NCP * kept_NCX[..., window:]
             out_NCK = torch.bmm(used_NCG, v_NSK[:, chunk.keys])
             if persistent_v_NPK is not None:
@@ -197,30 +183,22 @@ class _SpanAttention(torch.autograd.Function):
             torch.div(out_NCK, 1 if total_NC1 is None else total_NC1, out=out_NTK[:, chunk.queries])
             saved += [a_NCX, total_NC1, kept_NCX]
         ctx.scale, ctx.shape, ctx.has_position_q = scale, q_BHTK.shape, position_q_BHTK is not None
-        inputs = (q_NTK, k_NSK, v_NSK, position_q_NTK, p_NWK, persistent_k_NPK, persistent_v_NPK, mask_HX)
+        inputs = (q_NTK, k_NSK, v_NSK, position_q_NTK, p_NWK, persistent_k_NPK, persistent_v_NPK, mask)
         ctx.save_for_backward(*inputs, out_NTK, *saved)
         return out_NTK
 
     @staticmethod
     def backward(ctx: Any, dout_NTK: Tensor) -> tuple[Tensor | None, ...]:
         (
-            q_NTK,
-            k_NSK,
-            v_NSK,
-            position_q_NTK,
-            p_NWK,
-            persistent_k_NPK,
-            persistent_v_NPK,
-            mask_HX,
-            out_NTK,
+            q_NTK, k_NSK, v_NSK, position_q_NTK, p_NWK, persistent_k_NPK, persistent_v_NPK, mask, out_NTK,
             *saved,
-        ) = ctx.saved_tensors
+        ) = ctx.saved_tensors  # fmt: skip
         window = k_NSK.shape[1] - q_NTK.shape[1]
         exact = torch.promote_types(q_NTK.dtype, torch.float32)  # chunks overlap: sums need full precision
         learned_NWK = p_NWK if ctx.needs_input_grad[4] else None  # sinusoids are not
-        inputs = (k_NSK, v_NSK, learned_NWK, persistent_k_NPK, persistent_v_NPK, mask_HX)
+        inputs = (k_NSK, v_NSK, learned_NWK, persistent_k_NPK, persistent_v_NPK, mask)
         sums: list[Any] = [None if x is None else x.new_zeros(x.shape, dtype=exact) for x in inputs]
-        dk_NSK, dv_NSK, dp_NWK, dpersistent_k_NPK, dpersistent_v_NPK, dmask_HX = sums
+        dk_NSK, dv_NSK, dp_NWK, dpersistent_k_NPK, dpersistent_v_NPK, dmask = sums
         dq_NTK, table_NCG = torch.empty_like(q_NTK), None
         dposition_q_NTK = torch.empty_like(position_q_NTK) if ctx.has_position_q else None
         for number, chunk in enumerate(_chunks(q_NTK, k_NSK)):
@@ -231,8 +209,8 @@ class _SpanAttention(torch.autograd.Function):
                 dout_NCK = (dout_NCK / total_NC1).to(q_NTK.dtype)
                 inner_NC1 = (dout_NCK * out_NTK[:, chunk.queries]).sum(-1, keepdim=True, dtype=exact)
 
-            table_NCG = _table(q_NCK, window, table_NCG)
-            _put_weights(a_NCX, mask_HX, kept_NCX, into=table_NCG)
+            table_NCG, mask_C = _table(q_NCK, window, table_NCG), _of_queries(mask, chunk.queries)
+            _put_weights(a_NCX, mask_C, kept_NCX, into=table_NCG)
             dv_NSK[:, chunk.keys] += torch.bmm(table_NCG.mT, dout_NCK)
             ds_NCX = _by_distance(torch.bmm(dout_NCK, v_NGK.mT)).to(exact)
             if persistent_v_NPK is not None:
@@ -242,15 +220,15 @@ class _SpanAttention(torch.autograd.Function):
             if kept_NCX is not None:
                 ds_NCX = ds_NCX * kept_NCX
             if total_NC1 is None:
-                if mask_HX is not None:
-                    dmask_HX += _sum_over_queries(ds_NCX * a_NCX, mask_HX)
-                    ds_NCX = (_heads(ds_NCX, mask_HX) * mask_HX[:, None]).flatten(0, 1)
+                if mask_C is not None:
+                    _add_mask_gradient(ds_NCX * a_NCX, _of_queries(dmask, chunk.queries))
+                    ds_NCX = (_heads(ds_NCX, mask_C) * mask_C).flatten(0, 1)
                 # Equal to do . o, but rounded the same way: gradients of a query's scores then sum to zero.
                 inner_NC1 = (ds_NCX * a_NCX).sum(-1, keepdim=True)
             ds_NCX = (ds_NCX - inner_NC1).mul_(a_NCX)
             if total_NC1 is not None:
-                dmask_HX += _sum_over_queries(ds_NCX, mask_HX)
-                _heads(ds_NCX, mask_HX).mul_(mask_HX[:, None])
+                _add_mask_gradient(ds_NCX, _of_queries(dmask, chunk.queries))
+                _heads(ds_NCX, mask_C).mul_(mask_C)
                 # The subtracted term of the softmax gradient, <da, a>, reduces to this:
                 # the only term outside the span.
                 ds_NCX.addcmul_(a_NCX, inner_NC1, value=-EPSILON)
@@ -286,13 +264,9 @@ def _scaled(q_BHTK: Tensor, scale: float) -> Tensor:
 
 
 def _softmax(
-    q_NCK: Tensor,
-    k_NGK: Tensor,
-    position_q_NCK: Tensor,
-    p_NWK: Tensor | None,
-    persistent_k_NPK: Tensor | None,
-    unseen_BCW: Tensor | None,
-) -> Tensor:
+    q_NCK: Tensor, k_NGK: Tensor, position_q_NCK: Tensor, p_NWK: Tensor | None,
+    persistent_k_NPK: Tensor | None, unseen_BCW: Tensor | None,
+) -> Tensor:  # fmt: skip
     """Over the distances of the window, oldest first, and then the persistent vectors."""
     scores = _by_distance(torch.bmm(q_NCK, k_NGK.mT))
     if p_NWK is not None:
@@ -304,27 +278,34 @@ def _softmax(
     return torch.softmax(scores, dim=-1, dtype=torch.promote_types(q_NCK.dtype, torch.float32))
 
 
-def _put_weights(a_NCX: Tensor, mask_HX: Tensor | None, kept_NCX: Tensor | None, *, into: Tensor) -> None:
+def _put_weights(a_NCX: Tensor, mask: Tensor | None, kept_NCX: Tensor | None, *, into: Tensor) -> None:
     """a m of the window's distances, or of those that dropout has kept, into the band of a table."""
     band_NCW = _by_distance(into)
     window = band_NCW.shape[-1]
-    if mask_HX is None:
+    if mask is None:
         band_NCW.copy_(a_NCX[..., :window])
     else:
-        mask_H1W = mask_HX[:, None, :window]
-        torch.mul(_heads(a_NCX[..., :window], mask_HX), mask_H1W, out=_heads(band_NCW, mask_HX))
+        torch.mul(_heads(a_NCX[..., :window], mask), mask[..., :window], out=_heads(band_NCW, mask))
     if kept_NCX is not None:
         band_NCW *= kept_NCX[..., :window]
 
 
-def _heads(x_NCX: Tensor, per_head: Tensor) -> Tensor:
-    """[N, ...] as [B, H, ...], for as many heads as `per_head` has."""
-    return torch.unflatten(x_NCX, 0, (-1, per_head.shape[0]))
+def _heads(x_NCX: Tensor, mask: Tensor) -> Tensor:
+    """[N, ...] as [B, H, ...], for as many heads as the mask has."""
+    return torch.unflatten(x_NCX, 0, (-1, mask.shape[-3]))
 
 
-def _sum_over_queries(x_NCX: Tensor, per_head: Tensor) -> Tensor:
-    """For every head the sum over batch and queries, [H, X]."""
-    return _heads(x_NCX.sum(1), per_head).sum(0)  # both dimensions at once take several times as long
+def _of_queries(mask: Tensor | None, queries: slice) -> Any:
+    """The mask of a chunk: that of every head, or of its queries."""
+    return mask if mask is None or mask.dim() == 3 else mask[:, :, queries]
+
+
+def _add_mask_gradient(x_NCX: Tensor, to: Tensor) -> None:
+    """To the mask of every head the sum over batch and queries."""
+    if to.dim() == 3:  # both dimensions at once take several times as long
+        to += _heads(x_NCX.sum(1), to).sum(0)[:, None]
+    else:
+        to += _heads(x_NCX, to)
 
 
 def _add_product(x: Tensor, y: Tensor, *, to: Tensor) -> None:

@@ -78,12 +78,8 @@ class Options(NamedTuple):
 
 @cache  # never freed: a CUDA graph reads them at their address
 def _layout(
-    windows: tuple[int, ...],
-    pasts: tuple[tuple[int, int], ...],
-    batch: int,
-    block: int,
-    device: torch.device,
-) -> Layout:
+    windows: tuple[int, ...], pasts: tuple[tuple[int, int], ...], batch: int, block: int, device: torch.device
+) -> Layout:  # fmt: skip
     """`pasts` are (rows, heads) of every group."""
     heads, head, past, before, most = [], 0, 0, 0, 0
     rows = batch * whole(block)
@@ -112,9 +108,7 @@ def span_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Atte
     content_bias_HK, position_bias_HK = context.content_bias_HK, context.position_bias_HK
     if position_bias_HK is not None and content_bias_HK is None:
         content_bias_HK = torch.zeros_like(position_bias_HK)
-    position_keys = (
-        context.mapped_position_keys()
-    )  # mapped queries are as wide as the model: too wide for tiles
+    position_keys = context.mapped_position_keys()  # mapped queries would be too wide for tiles
     options = Options(*(getattr(context, name) for name in Options._fields))
     with torch.autocast(q_BHTK.device.type, enabled=False):
         out: Tensor = _SpanAttention.apply(  # type: ignore[no-untyped-call]
@@ -126,7 +120,7 @@ def span_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Atte
             position_keys,
             persistent_k_HPK,
             persistent_v_HPK,
-            None if context.spans_H is None else context.spans_H.float().contiguous(),
+            None if context.spans is None else context.spans.float().contiguous(),
             context.filled_B,
             tuple(context.windows),
             options,
@@ -143,21 +137,11 @@ def _rows_inside(x_BHTK: Tensor) -> Tensor:
 class _SpanAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        q_BHTK: Tensor,
-        k_BHTK: Tensor,
-        v_BHTK: Tensor,
-        content_bias_HK: Tensor | None,
-        position_bias_HK: Tensor | None,
-        position_keys: Tensor | None,
-        persistent_k_HPK: Tensor | None,
-        persistent_v_HPK: Tensor | None,
-        spans_H: Tensor | None,
-        filled_B: Tensor | None,
-        windows: tuple[int, ...],
-        options: Options,
-        *pasts_MBXK: Tensor,
-    ) -> Tensor:
+        ctx: Any, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, content_bias_HK: Tensor | None,
+        position_bias_HK: Tensor | None, position_keys: Tensor | None, persistent_k_HPK: Tensor | None,
+        persistent_v_HPK: Tensor | None, spans: Tensor | None, filled_B: Tensor | None,
+        windows: tuple[int, ...], options: Options, *pasts_MBXK: Tensor,
+    ) -> Tensor:  # fmt: skip
         batch, heads, block, width = q_BHTK.shape
         pasts = tuple((past_MBXK.shape[0], past_MBXK.shape[2] // 2) for past_MBXK in pasts_MBXK)
         layout = _layout(windows, pasts, batch, block, q_BHTK.device)
@@ -174,10 +158,10 @@ class _SpanAttention(torch.autograd.Function):
             table = distance_table(position_q_BHTK, keys, layout.heads, layout.table, options.first_distance)
         num_persistent = 0 if persistent_k_HPK is None else persistent_k_HPK.shape[1]
         tile = _tiles("far forward" if _looks_far(layout, heads, num_persistent) else "forward", q_BHTK)
-        constants = _constants(q_BHTK, position_keys, spans_H, filled_B, options)
+        constants = _constants(q_BHTK, position_keys, spans, filled_B, options)
         kernels.forward_kernel[(triton.cdiv(block, tile["BM"]), batch * heads)](
             q_BHTK, k_BHTK, v_BHTK, past, table, persistent_k_HPK, persistent_v_HPK, content_bias_HK,
-            out_BHTK, lse_BHT, layout.heads, spans_H, filled_B, seed,
+            out_BHTK, lse_BHT, layout.heads, spans, filled_B, seed,
             *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK),
             batch, heads, block, num_persistent, **_numbers(width, options), **constants,
             HAS_PERSISTENT=num_persistent > 0, WHOLE_PERSISTENT=_whole_tiles(num_persistent, tile),
@@ -185,7 +169,7 @@ class _SpanAttention(torch.autograd.Function):
         )  # fmt: skip
         ctx.save_for_backward(
             q_BHTK, k_BHTK, v_BHTK, past, content_bias_HK, position_q_BHTK, position_keys, keys,
-            persistent_k_HPK, persistent_v_HPK, spans_H, filled_B, table, out_BHTK, lse_BHT, seed,
+            persistent_k_HPK, persistent_v_HPK, spans, filled_B, table, out_BHTK, lse_BHT, seed,
         )  # fmt: skip
         ctx.has_position_bias, ctx.layout, ctx.options = position_bias_HK is not None, layout, options
         ctx.past_shapes = [past_MBXK.shape for past_MBXK in pasts_MBXK]
@@ -195,7 +179,7 @@ class _SpanAttention(torch.autograd.Function):
     def backward(ctx: Any, dout_BHTK: Tensor) -> tuple[Tensor | None, ...]:
         (
             q_BHTK, k_BHTK, v_BHTK, past, content_bias_HK, position_q_BHTK, position_keys, keys,
-            persistent_k_HPK, persistent_v_HPK, spans_H, filled_B, table, out_BHTK, lse_BHT, seed,
+            persistent_k_HPK, persistent_v_HPK, spans, filled_B, table, out_BHTK, lse_BHT, seed,
         ) = ctx.saved_tensors  # fmt: skip
         layout, options = ctx.layout, ctx.options
         batch, heads, block, width = q_BHTK.shape
@@ -210,16 +194,18 @@ class _SpanAttention(torch.autograd.Function):
         dq_BHTK, dk_BHTK, dv_BHTK = _like_rows(q_BHTK, 3).chunk(3, dim=1)
         dpast = torch.empty_like(past) if any(ctx.needs_input_grad[-len(ctx.past_shapes) :]) else None
         numbers = _numbers(width, options)
-        constants = _constants(q_BHTK, position_keys, spans_H, filled_B, options)
+        constants = _constants(q_BHTK, position_keys, spans, filled_B, options)
         tile = _tiles("dropped queries" if options.dropout > 0 else "queries", q_BHTK)
         query_tiles = triton.cdiv(block, tile["BM"])
-        dspans = q_BHTK.new_empty(heads, batch, query_tiles, dtype=torch.float32)
+        parts = (heads, batch, query_tiles)
+        dspans = lse_BHT.new_empty(lse_BHT.shape if constants["DYNAMIC"] else parts)
+        span_ends = torch.stack(torch.aminmax(spans, dim=2)) if constants["DYNAMIC"] else spans
         content_q_BHTK, dbiases = q_BHTK, None
         if content_bias_HK is not None:
-            content_q_BHTK, dbiases = torch.empty_like(out_BHTK), dspans.new_empty(*dspans.shape, width)
+            content_q_BHTK, dbiases = torch.empty_like(out_BHTK), lse_BHT.new_empty(*parts, width)
         kernels.query_gradient_kernel[(query_tiles, batch * heads)](
             q_BHTK, k_BHTK, v_BHTK, past, table, persistent_k_HPK, persistent_v_HPK, content_bias_HK,
-            out_BHTK, dout_BHTK, lse_BHT, inner_BHT, layout.heads, spans_H, filled_B, seed,
+            out_BHTK, dout_BHTK, lse_BHT, inner_BHT, layout.heads, spans, filled_B, seed,
             dq_BHTK, dtable, weights, dspans, dbiases, content_q_BHTK,
             *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK, dout_BHTK, dq_BHTK),
             batch, heads, block, num_persistent, **numbers, **constants, **tile,
@@ -232,7 +218,7 @@ class _SpanAttention(torch.autograd.Function):
             key_tiles += triton.cdiv(layout.longest_reach, tile["BN"])
         kernels.key_gradient_kernel[(key_tiles, batch * heads)](
             content_q_BHTK, k_BHTK, v_BHTK, past, table, weights, dtable, dout_BHTK, lse_BHT,
-            inner_BHT, layout.heads, spans_H, filled_B, seed, dk_BHTK, dv_BHTK,
+            inner_BHT, layout.heads, spans, span_ends, filled_B, seed, dk_BHTK, dv_BHTK,
             past if dpast is None else dpast,
             *_strides(content_q_BHTK, k_BHTK, v_BHTK, dout_BHTK, dk_BHTK, dv_BHTK),
             batch, heads, block, **numbers, **constants, **tile,
@@ -243,11 +229,12 @@ class _SpanAttention(torch.autograd.Function):
         if num_persistent > 0:
             tile = _tiles("persistent", q_BHTK)
             persistent_tiles = triton.cdiv(num_persistent, tile["BN"])
-            parts = min(batch, max(1, 1024 // (persistent_tiles * heads)))
-            texts = triton.cdiv(batch, parts)
-            parts = triton.cdiv(batch, texts)
-            sums = q_BHTK.new_empty(2, parts, *persistent_k_HPK.shape, dtype=torch.float32)
-            kernels.persistent_gradient_kernel[(persistent_tiles, heads, parts)](
+            most = min(batch, max(1, 1024 // (persistent_tiles * heads)))
+            texts = triton.cdiv(batch, most)
+            sums = q_BHTK.new_empty(
+                2, triton.cdiv(batch, texts), *persistent_k_HPK.shape, dtype=torch.float32
+            )
+            kernels.persistent_gradient_kernel[(persistent_tiles, heads, sums.shape[1])](
                 content_q_BHTK, persistent_k_HPK, persistent_v_HPK, dout_BHTK, lse_BHT, inner_BHT, seed,
                 sums[0], sums[1],
                 *_strides(content_q_BHTK, dout_BHTK), batch, heads, block, num_persistent, texts,
@@ -266,10 +253,11 @@ class _SpanAttention(torch.autograd.Function):
             dcontent_bias_HK = dbiases.sum((1, 2))
             if ctx.has_position_bias:
                 dposition_bias_HK = dq_BHTK.sum((0, 2), dtype=torch.float32) - dcontent_bias_HK
-        dspans_H = None if spans_H is None else dspans.sum((1, 2))
+        if not constants["DYNAMIC"]:
+            dspans = None if spans is None else dspans.sum((1, 2))
         return (
             dq_BHTK, dk_BHTK, dv_BHTK, dcontent_bias_HK, dposition_bias_HK, dposition_keys,
-            dpersistent_k, dpersistent_v, dspans_H, None, None, None, *_cut(dpast, ctx.past_shapes),
+            dpersistent_k, dpersistent_v, dspans, None, None, None, *_cut(dpast, ctx.past_shapes),
         )  # fmt: skip
 
 
@@ -320,20 +308,18 @@ def _numbers(width: int, options: Options) -> dict[str, float]:
 
 
 def _constants(
-    q_BHTK: Tensor,
-    position_keys: Tensor | None,
-    spans_H: Tensor | None,
-    filled_B: Tensor | None,
+    q_BHTK: Tensor, position_keys: Tensor | None, spans: Tensor | None, filled_B: Tensor | None,
     options: Options,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     width = q_BHTK.shape[-1]
     return {
         "WIDTH": width,
         "BK": max(16, triton.next_power_of_2(width)),
         "HAS_POSITIONS": position_keys is not None,
-        "HAS_SPANS": spans_H is not None,
+        "HAS_SPANS": spans is not None,
+        "DYNAMIC": spans is not None and spans.dim() == 3,
         "RENORMALISE": options.renormalise,
-        "FOLLOWS": options.windows_follow_spans and spans_H is not None,
+        "FOLLOWS": options.windows_follow_spans and spans is not None,
         "HAS_FILLED": filled_B is not None,
         "HAS_DROPOUT": options.dropout > 0,
         "PRECISION": "ieee" if q_BHTK.dtype == torch.float32 else "tf32",

@@ -52,15 +52,16 @@ def _group(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, context: AttentionCon
                         score = score + asked @ p_LK[i]
                     scores.append(score / math.sqrt(width))
                     values.append(v)
-                    if context.spans_H is not None:
-                        mask.append(((context.spans_H[h] - i) / context.ramp + 1).clamp(0, 1))
+                    if context.spans is not None:
+                        span = context.spans[h] if context.spans.dim() == 1 else context.spans[b, h, t]
+                        mask.append(((span - i) / context.ramp + 1).clamp(0, 1))
                 if context.persistent is not None:
                     for k, v in zip(context.persistent[0][h], context.persistent[1][h], strict=True):
                         scores.append(q @ k / math.sqrt(width))
                         values.append(v)
                         mask.append(torch.ones_like(scores[-1]))
                 weights = torch.softmax(torch.stack(scores), dim=0)
-                if context.spans_H is not None:
+                if context.spans is not None:
                     weights = weights * torch.stack(mask)
                     if context.renormalise:
                         weights = weights / (weights.sum() + EPSILON)

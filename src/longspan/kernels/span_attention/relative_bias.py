@@ -63,17 +63,9 @@ def distance_table(
 
 
 def distance_gradients(
-    dnumbers: Tensor,
-    asked_BHTK: Tensor,
-    position_keys: Tensor,
-    heads: Tensor,
-    sizes: Sizes,
-    first_distance: int,
-    *,
-    scale: float,
-    dasked_BHTK: Tensor,
-    dtype: torch.dtype,
-) -> Tensor:
+    dnumbers: Tensor, asked_BHTK: Tensor, position_keys: Tensor, heads: Tensor, sizes: Sizes,
+    first_distance: int, *, scale: float, dasked_BHTK: Tensor, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
     """The gradient of the position keys from that of the table; that of the queries is added to `dasked`."""
     tile, common = _tile("queries", asked_BHTK), _common(asked_BHTK, position_keys, first_distance)
     _query_kernel[_query_tiles(asked_BHTK, tile)](

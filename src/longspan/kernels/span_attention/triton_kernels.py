@@ -128,25 +128,40 @@ def _own_window(edge, FIRST: tl.constexpr):
 
 
 @triton.jit
-def _head(HEADS, SPANS, h, ramp, FIRST: tl.constexpr, HAS_SPANS: tl.constexpr, FOLLOWS: tl.constexpr):
-    """A head's row in the table of heads, its window, its reach, and where its soft mask ends."""
+def _head(
+    HEADS, SPANS, h, row, there, ramp,
+    FIRST: tl.constexpr, HAS_SPANS: tl.constexpr, FOLLOWS: tl.constexpr, DYNAMIC: tl.constexpr,
+):  # fmt: skip
+    """A head's row in the table of heads, its window, its reach, and where its soft mask ends.
+
+    With `DYNAMIC` window and end are vectors: those of the spans in these rows of SPANS.
+    """
     table = HEADS + h * 8
     window = tl.load(table).to(tl.int32)
     reach = tl.load(table + 1).to(tl.int32)
-    edge = tl.load(SPANS + h) + (FIRST + ramp) if HAS_SPANS else 0.0
+    edge = 0.0
+    if DYNAMIC:
+        edge = tl.load(SPANS + row, mask=there, other=0.0) + (FIRST + ramp)
+        window += tl.zeros_like(row)
+    elif HAS_SPANS:
+        edge = tl.load(SPANS + h) + (FIRST + ramp)
     if FOLLOWS:
         window = tl.minimum(window, _own_window(edge, FIRST))
     return table, window, reach, edge
 
 
 @triton.jit
-def _farthest_inside(edge, ramp, window, FIRST: tl.constexpr, HAS_SPANS: tl.constexpr):
-    """The largest distance at which the mask is above its corner, or which the window holds."""
+def _distances(
+    edge, ramp, window, FIRST: tl.constexpr, HAS_SPANS: tl.constexpr, DYNAMIC: tl.constexpr
+):  # fmt: skip
+    """The longest window, and the largest distance at which all masks are above their corner."""
+    inside = FIRST + window - 1
     if HAS_SPANS:
-        inside = tl.math.ceil(edge - ramp).to(tl.int32) - 1
-        return tl.minimum(inside, FIRST + window - 1)
+        inside = tl.minimum(tl.math.ceil(edge - ramp).to(tl.int32) - 1, inside)
+    if DYNAMIC:
+        return tl.max(window, 0), tl.min(inside, 0)
     else:
-        return FIRST + window - 1
+        return window, inside
 
 
 @triton.jit
@@ -229,18 +244,21 @@ def forward_kernel(
     B, H, T, P, ramp, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
-    HAS_PERSISTENT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    PRECISION: tl.constexpr, WHOLE_PERSISTENT: tl.constexpr,
+    DYNAMIC: tl.constexpr, HAS_PERSISTENT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FILLED: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WHOLE_PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1) % B
     h = H - 1 - tl.program_id(1) // B  # heads are sorted by window: the longest begin first
     t0 = tl.program_id(0) * BM
-    table, window, reach, edge = _head(HEADS, SPANS, h, ramp, FIRST, HAS_SPANS, FOLLOWS)
+    t = t0 + tl.arange(0, BM)
+    row = (b * H + h) * T + t
+    table, window, reach, edge = _head(
+        HEADS, SPANS, h, row, t < T, ramp, FIRST, HAS_SPANS, FOLLOWS, DYNAMIC
+    )  # fmt: skip
+    widest, far = _distances(edge, ramp, window, FIRST, HAS_SPANS, DYNAMIC)
     filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else reach
     seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
 
-    t = t0 + tl.arange(0, BM)
-    row = (b * H + h) * T + t
     row_key = mixed(row.to(tl.uint32) ^ seed)
     q = _rows(Q + b.to(tl.int64) * q_b + h * q_h, t, q_t, t < T, WIDTH, BK, False)
     if HAS_BIAS:
@@ -255,12 +273,11 @@ def forward_kernel(
     y = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BK], tl.float32)
 
-    oldest = t0 - FIRST - window + 1
+    oldest = t0 - FIRST - widest + 1
     if HAS_FILLED:
         oldest = tl.maximum(oldest, -filled)
     end = tl.minimum(t0 + BM - FIRST, T)
     # Keys that lie inside: all queries of the tile see them.
-    far = _farthest_inside(edge, ramp, window, FIRST, HAS_SPANS)
     farthest = tl.maximum(t0 + BM - 1 - far, -tl.minimum(reach, filled))
     farthest = tl.where(t0 + BM <= T, farthest, end)
     for from_block in tl.static_range(2):
@@ -404,8 +421,8 @@ def query_gradient_kernel(
     B, H, T, P, ramp, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
-    HAS_PERSISTENT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    PRECISION: tl.constexpr, WHOLE_PERSISTENT: tl.constexpr, KEEPS: tl.constexpr,
+    DYNAMIC: tl.constexpr, HAS_PERSISTENT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FILLED: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WHOLE_PERSISTENT: tl.constexpr, KEEPS: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries: their gradient, that of their rows of R, and their part of those of span and bias.
 
@@ -415,12 +432,15 @@ def query_gradient_kernel(
     b = tl.program_id(1) % B
     h = H - 1 - tl.program_id(1) // B
     t0 = tl.program_id(0) * BM
-    table, window, reach, edge = _head(HEADS, SPANS, h, ramp, FIRST, HAS_SPANS, FOLLOWS)
+    t = t0 + tl.arange(0, BM)
+    row = (b * H + h) * T + t
+    table, window, reach, edge = _head(
+        HEADS, SPANS, h, row, t < T, ramp, FIRST, HAS_SPANS, FOLLOWS, DYNAMIC
+    )  # fmt: skip
+    widest, far = _distances(edge, ramp, window, FIRST, HAS_SPANS, DYNAMIC)
     filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else reach
     seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
 
-    t = t0 + tl.arange(0, BM)
-    row = (b * H + h) * T + t
     row_key = mixed(row.to(tl.uint32) ^ seed)
     q = _rows(Q + b.to(tl.int64) * q_b + h * q_h, t, q_t, t < T, WIDTH, BK, False)
     if HAS_BIAS:
@@ -431,7 +451,7 @@ def query_gradient_kernel(
     lse = tl.load(LSE + row, mask=t < T, other=0.0)
     inner = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
     tl.store(INNER + row, inner, mask=t < T)
-    oldest = t0 - FIRST - window + 1
+    oldest = t0 - FIRST - widest + 1
     if HAS_FILLED:
         oldest = tl.maximum(oldest, -filled)
     r_base, dr_base, w_base, r_row, step = R, DR, W, t, 8
@@ -447,7 +467,6 @@ def query_gradient_kernel(
     dspan = tl.zeros([BM], tl.float32)
 
     end = tl.minimum(t0 + BM - FIRST, T)
-    far = _farthest_inside(edge, ramp, window, FIRST, HAS_SPANS)
     farthest = tl.maximum(t0 + BM - 1 - far, -tl.minimum(reach, filled))
     farthest = tl.where(t0 + BM <= T, farthest, end)
     for from_block in tl.static_range(2):
@@ -496,21 +515,29 @@ def query_gradient_kernel(
         tl.store(DBIAS + part * WIDTH + kk, dbias, mask=kk < WIDTH)
     if HAS_SPANS:
         dspan = tl.where(t < T, dspan, 0.0)
-        tl.store(DSPAN + part, tl.sum(dspan, 0) * slope)
+        if DYNAMIC:
+            tl.store(DSPAN + row, dspan * slope, mask=t < T)
+        else:
+            tl.store(DSPAN + part, tl.sum(dspan, 0) * slope)
 
 
 @triton.jit
 def _key_gradient_tiles(
     start, stop, dk, dv, k, v, j, q_base, dout_base, q_t, o_t, row0, LSE, INNER, seed,
-    r_base, r_step, window, filled, edge, T, slope, scale, threshold, keep_scale,
+    r_base, r_step, HEADS, SPANS, h, window, filled, edge, T, ramp, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, INSIDE: tl.constexpr,
-    HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr,
-    HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
+    DYNAMIC: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """With weights and gradients of the scores computed again."""
     for t0 in range(start, stop, BM):
         t0 = tl.multiple_of(t0, 8)
         t = t0 + tl.arange(0, BM)
+        own, end = window, edge
+        if DYNAMIC:
+            _, own, _, end = _head(
+                HEADS, SPANS, h, row0 + t, t < T, ramp, FIRST, HAS_SPANS, FOLLOWS, DYNAMIC
+            )  # fmt: skip
         q = _rows(q_base, t, q_t, t < T, WIDTH, BK, INSIDE)
         dout = _rows(dout_base, t, o_t, t < T, WIDTH, BK, INSIDE)
         lse = tl.load(LSE + row0 + t, mask=t < T, other=0.0)
@@ -523,12 +550,12 @@ def _key_gradient_tiles(
             s += r.to(tl.float32)
         share = tl.exp2(s * (scale * LOG2E) - lse[:, None])
         if not INSIDE:
-            share = tl.where(_seen(t, j, window, filled, T, FIRST, HAS_FILLED), share, 0.0)
+            share = tl.where(_seen(t, j, own, filled, T, FIRST, HAS_FILLED), share, 0.0)
         dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
         w = share
         mask = 1.0
         if HAS_SPANS and not INSIDE:
-            mask = _clamped(_unclamped_mask(edge, t, j, slope))
+            mask = _clamped(_unclamped_mask(end, t, j, slope))
             w = share * mask
         if HAS_DROPOUT:
             row_key = mixed((row0 + t).to(tl.uint32) ^ seed)
@@ -564,17 +591,23 @@ def _kept_key_gradient_tiles(
 
 @triton.jit
 def key_gradient_kernel(
-    Q, K, V, PAST, R, W, DR, DOUT, LSE, INNER, HEADS, SPANS, FILLED, SEED, DK, DV, DPAST,
+    Q, K, V, PAST, R, W, DR, DOUT, LSE, INNER, HEADS, SPANS, SPAN_ENDS, FILLED, SEED,
+    DK, DV, DPAST,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
     B, H, T, ramp, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
-    HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, KEEPS: tl.constexpr, PRECISION: tl.constexpr,
+    DYNAMIC: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, KEEPS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A tile of keys, of the block or of the past: the gradients of keys and values."""
     b = tl.program_id(1) % B
     h = H - 1 - tl.program_id(1) // B
-    table, window, reach, edge = _head(HEADS, SPANS, h, ramp, FIRST, HAS_SPANS, FOLLOWS)
+    ends = tl.arange(0, 2) * (B * H) + b * H + h  # the shortest and the longest span of this text and head
+    table, window, reach, edge = _head(
+        HEADS, SPAN_ENDS, h, ends, ends >= 0, ramp, FIRST, HAS_SPANS, FOLLOWS, DYNAMIC
+    )  # fmt: skip
+    widest, far = _distances(edge, ramp, window, FIRST, HAS_SPANS, DYNAMIC)
     # The block's tiles come first, then those of the past, backwards: as many as the head has.
     tiles = tl.cdiv(T, BN)
     number = tl.program_id(0)
@@ -599,7 +632,7 @@ def key_gradient_kernel(
         dv = tl.zeros([BN, BK], tl.float32)
 
         start = tl.maximum(n0 + FIRST, 0) // 8 * 8
-        stop = tl.minimum(n0 + BN - 1 + FIRST + window, T)
+        stop = tl.minimum(n0 + BN - 1 + FIRST + widest, T)
         r_base, step = R, 8
         if HAS_POSITIONS:
             begin, step = _table_begin(table, b, 0, T)
@@ -614,7 +647,6 @@ def key_gradient_kernel(
             seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
             k = _rows(k_base, j, k_row, there, WIDTH, BK, False)
             v = _rows(v_base, j, v_row, there, WIDTH, BK, False)
-            far = _farthest_inside(edge, ramp, window, FIRST, HAS_SPANS)
             whole = (n0 >= -tl.minimum(reach, filled)) & (n0 + BN <= T)
             last = tl.where(whole, tl.minimum(n0 + far + 1, stop), 0)
             inside, beyond = _inner_tiles(start, n0 + BN - 1 + FIRST, last, BM)
@@ -627,9 +659,10 @@ def key_gradient_kernel(
                     t0, t1 = beyond, stop
                 dk, dv = _key_gradient_tiles(
                     t0, t1, dk, dv, k, v, j, q_base, dout_base, q_t, o_t,
-                    (b * H + h) * T, LSE, INNER, seed, r_base, step, window, filled, edge,
-                    T, slope, scale, threshold, keep_scale, FIRST, WIDTH, BK, BM, part == 1,
-                    HAS_POSITIONS, HAS_SPANS, RENORMALISE, HAS_FILLED, HAS_DROPOUT, PRECISION,
+                    (b * H + h) * T, LSE, INNER, seed, r_base, step, HEADS, SPANS, h, window, filled, edge,
+                    T, ramp, slope, scale, threshold, keep_scale, FIRST, WIDTH, BK, BM, part == 1,
+                    HAS_POSITIONS, HAS_SPANS, RENORMALISE, FOLLOWS, DYNAMIC, HAS_FILLED, HAS_DROPOUT,
+                    PRECISION,
                 )  # fmt: skip
 
         if HAS_DROPOUT:
