@@ -3,7 +3,7 @@
 A command module has `register(subparsers)`, which adds an `argparse` parser and sets `run=function(args)` on
 it. A command that accepts dotted options such as `--model.num-layers 4` also sets `accepts_overrides=True`;
 they are in the list `args.overrides`, as typed. `smaller` says what to do when memory runs out.
-`parser.more_help` makes the end of a help text when it is shown: it may import plugins. Commands import
+`parser.more_help` makes the end of a help text from the words of the command. Commands import
 torch, and modules that need it, inside `run`, so that help and errors are fast.
 """
 
@@ -32,6 +32,7 @@ from longspan.cli import (
     spans,
     train,
 )
+from longspan.cli.examples import EXAMPLES
 from longspan.cli.plugin_option import given_plugins
 from longspan.cli.suggestions import OTHER_NAMES, nearest_option, same_meaning
 from longspan.config import RunConfig
@@ -105,6 +106,8 @@ def _run(argv: list[str]) -> None:
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
         raise UsageError(f"unknown command '{argv[0]}'{nearest(argv[0], COMMANDS)} (see 'longspan --help')")
     plain, dotted = _set_dotted_apart(argv)
+    if plain and plain[0] in COMMANDS:
+        subparsers.choices[plain[0]].words = plain[1:]
     args, surplus = parser.parse_known_args(plain)
     accepts_overrides = getattr(args, "accepts_overrides", False)
     if not accepts_overrides:
@@ -169,15 +172,17 @@ def _dotted_option(part: str) -> str | None:
 class _OneLineParser(argparse.ArgumentParser):
     """An argument parser without abbreviations and with one-line errors."""
 
-    more_help: Callable[[], str] | None = None
+    more_help: Callable[[Sequence[str]], str] | None = None
+    words: Sequence[str] = ()  # of the command
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
 
     def format_help(self) -> str:
         if self.more_help is not None:
-            self.epilog = self.more_help()
-        return super().format_help()
+            self.epilog = self.more_help(self.words)
+        example = EXAMPLES.get(self.prog)
+        return super().format_help() + (f"\nexample:\n  {example}\n" if example else "")
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see '{self.prog} --help')")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def register(subparsers: Any) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     action = actions.add_parser("list", help="list the named corpora")
+    action.add_argument("--json", action="store_true", help="print one JSON object per corpus")
     add_plugin_option(action)
     action.set_defaults(run=list_corpora)
 
@@ -40,6 +42,7 @@ def register(subparsers: Any) -> None:
 
     action = actions.add_parser("info", help="splits, sizes and vocabulary of a corpus")
     action.add_argument("corpus", metavar="NAME_OR_PATH", help="a named corpus, a text file or a folder")
+    action.add_argument("--json", action="store_true", help="print one JSON object")
     add_tokenizer_options(action, default="byte")
     add_plugin_option(action)
     action.set_defaults(run=info)
@@ -59,6 +62,10 @@ def list_corpora(args: argparse.Namespace) -> None:
             )
         rows.append((name, entry.about, where))
     rows += [(name, "added by you", str(path)) for name, path in named_paths.registered().items()]
+    if args.json:
+        for name, about, where in rows:
+            print(json.dumps({"name": name, "about": about, "where": where}))
+        return
     show_table(("name", "what it is", "where"), rows)
 
 
@@ -84,7 +91,7 @@ def info(args: argparse.Namespace) -> None:
     from longspan.data import order_0_entropy, prepare
 
     corpus = prepare(DataConfig(corpus=args.corpus, tokenizer=tokenizer_config(args)), say)
-    rows = []
+    rows, splits = [], dict[str, dict[str, Any]]()
     for split, token_file in corpus.splits.items():
         token_file.verify()
         sizes = (
@@ -94,7 +101,14 @@ def info(args: argparse.Namespace) -> None:
             token_file.num_tokens,
         )
         bits = order_0_entropy(token_file.tokens)
+        splits[split] = dict(zip(("bytes", "characters", "words", "tokens"), sizes, strict=True))
+        splits[split] |= {"order_0_bits_per_token": bits}
         rows.append((split, *(f"{size:,}" for size in sizes), f"{bits:.3f}"))
+    if args.json:
+        facts: dict[str, Any] = {"name": corpus.name, "tokenizer": corpus.tokenizer.kind}
+        facts |= {"vocabulary_size": corpus.tokenizer.vocabulary_size, "token_files": str(corpus.folder)}
+        print(json.dumps(facts | {"splits": splits}))
+        return
     header = ("split", "bytes", "characters", "words", "tokens", "order-0 bits per token")
     show_table(header, rows, numbers=True)
     print(f"{corpus.name}: {corpus.tokenizer.kind} tokens, vocabulary {corpus.tokenizer.vocabulary_size:,}")

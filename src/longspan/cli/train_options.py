@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -15,7 +16,6 @@ from longspan.cli.overrides import changed, split_overrides
 from longspan.cli.paths import check_parent, expanded
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.config import RunConfig
-from longspan.config.reference import documented
 from longspan.errors import UsageError, UserError
 from longspan.files import free_folder
 
@@ -55,6 +55,13 @@ def add_options(parser: argparse.ArgumentParser, default: str) -> None:
         action="store_true",
         help="with --init: take the weights that fit and leave the others",
     )
+    told = parser.add_mutually_exclusive_group()
+    told.add_argument("--quiet", action="store_true", help="print only the result")
+    told.add_argument(
+        "--verbose",
+        action="store_true",
+        help="print every line of metrics, also where a status line is shown",
+    )
     add_plugin_option(parser)
     parser.set_defaults(
         accepts_overrides=True,
@@ -64,13 +71,13 @@ def add_options(parser: argparse.ArgumentParser, default: str) -> None:
     )
 
 
-def option_lines() -> Iterator[str]:
-    """The dotted options as lines of a help text."""
-    for option in documented(RunConfig):
-        name = option.name.replace("_", "-")
-        if "." in name:
-            default = "" if option.default in ("none", "required") else f"; default: {option.default}"
-            yield f"  --{name}\n      {option.help} ({option.type}{default})"
+def reporter(args: argparse.Namespace) -> Reporter:
+    """What prints the progress: nothing with --quiet; on stderr if stdout is for --json."""
+    from longspan.training import Reporter, reporter_for
+
+    if args.quiet:
+        return Reporter()
+    return reporter_for(sys.stderr if getattr(args, "json", False) else sys.stdout, verbose=args.verbose)
 
 
 @dataclass(frozen=True)

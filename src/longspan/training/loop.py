@@ -71,6 +71,7 @@ class Loop:
         self._clock = Clock()
         self._measure = ""
         self._estimated_stages = [self._with_estimated_steps(stage) for stage in self._config.stage]
+        self._steps = sum(stage.steps or 0 for stage in self._estimated_stages)
         if resume_from is None:
             self._begin()
         else:
@@ -271,7 +272,8 @@ class Loop:
             self._records.write_record(name, progress.step, fields)
         line |= seen
         self._records.write(line)
-        self._reporter.log(readable(line, seen))
+        left = progress.seconds_left(self._estimated_stages)
+        self._reporter.log(readable(line, seen, steps=self._steps, seconds_left=left))
         self._measure = f"loss {meter.loss:.3f}"
         self._loss_meter = LossMeter()
         self._unsaved = True
@@ -312,7 +314,7 @@ class Loop:
             "seconds": progress.seconds,
         }
         self._records.write(line)
-        self._reporter.say(readable(line))
+        self._reporter.score(readable(line, steps=self._steps))
         if best:
             self._save("best")
         self._call_back(line)

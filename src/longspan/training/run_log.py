@@ -6,7 +6,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 
-from longspan.training.reporter import Reporter
+from longspan.training.reporter import Reporter, stamped
 
 
 class RunLog(Reporter):
@@ -56,7 +56,11 @@ class RunLog(Reporter):
 
     def log(self, line: str) -> None:
         self._shown.log(line)
-        self.note(line)
+        self.note(stamped(line))
+
+    def score(self, line: str) -> None:
+        self._shown.score(line)
+        self.note(stamped(line))
 
     def status(self, text: str, fraction: float) -> None:
         self._shown.status(text, fraction)
