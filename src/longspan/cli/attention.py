@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longspan.cli.console import say, show_table
-from longspan.cli.paths import as_path, expanded
+from longspan.cli.paths import as_path, check_writable, expanded
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.errors import UsageError, UserError
 from longspan.files import whole_file
@@ -103,6 +103,8 @@ def _check(args: argparse.Namespace) -> None:
     for option, path in (("--out", args.out), ("--json", args.json)):
         if path is not None and path.exists():
             raise UserError(f"{path} exists already: give {option} another name")
+        if path is not None:
+            check_writable(path)
 
 
 def _ids(lm: LoadedModel, args: argparse.Namespace) -> tuple[npt.NDArray[np.int64], str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from longspan import recipes
 from longspan.cli.console import say, show_table
 from longspan.cli.overrides import changed, split_overrides
-from longspan.cli.paths import as_path
+from longspan.cli.paths import as_path, check_writable
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.cli.recipes import BYTES, known_vocabulary_size
 from longspan.errors import UsageError, UserError
@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError(f"--steps must be at least 1, not {args.steps}")
     if args.json is not None and args.json.exists():
         raise UserError(f"{args.json} exists already: give another name with --json")
+    if args.json is not None:
+        check_writable(args.json)
     from longspan.bench import Bench
     from longspan.runs import pick_device
     from longspan.runs.environment import environment

@@ -17,6 +17,17 @@ def as_path(text: str) -> Path:
     return Path(expanded(text))
 
 
+def check_writable(path: Path) -> None:
+    """Raise before hours of work if a new file cannot be written; missing folders are created later."""
+    for folder in path.absolute().parents:
+        if folder.exists():
+            if not folder.is_dir():
+                raise UserError(f"cannot write {path}: {folder} is not a folder")
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise UserError(f"cannot write {path}: you may not write to {folder}")
+            return
+
+
 def check_parent(out: Path) -> None:
     """A new folder needs an existing parent, since a missing one is most likely a typing mistake.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from longspan.cli.console import say
 from longspan.cli.paths import check_parent, expanded
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.errors import UsageError, UserError
@@ -100,16 +101,27 @@ def show(folder: RunFolder, picture: Path | None = None, *, as_json: bool = Fals
     """Print the spans of a run and draw them, by default into its own folder."""
     from longspan.inspection import draw_spans, read_spans, spans_as_text
 
-    picture = picture or folder.path / "spans.png"
     history = read_spans(folder)
-    draw_spans(history, picture)
+    drawn: Path | None = picture or folder.path / "spans.png"
+    assert drawn is not None
+    try:
+        draw_spans(history, drawn)
+    except OSError as problem:
+        if picture is not None:
+            raise
+        say(
+            f"longspan: there is no picture, since {drawn} cannot be written ({problem.strerror}): give --out"
+        )
+        drawn = None
     if as_json:
         fields = {"run": str(folder.path), "step": int(history.steps_N[-1]), "limit": history.limit}
-        print(json.dumps(fields | {"spans": history.last_LH.tolist(), "picture": str(picture)}))
+        path = None if drawn is None else str(drawn)
+        print(json.dumps(fields | {"spans": history.last_LH.tolist(), "picture": path}))
         return
     print(spans_as_text(history))
     if history.dynamic:
         print(
             "\nThese are means over a training block: --text FILE shows the spans at every token of a text."
         )
-    print(f"\npicture: {picture}")
+    if drawn is not None:
+        print(f"\npicture: {drawn}")

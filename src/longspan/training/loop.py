@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from longspan.config import StageConfig, TrainingConfig
 from longspan.data import BlockSource, GivenTokens, Lanes, Segments, TokenBlock, TokenizedCorpus
+from longspan.errors import UserError
 from longspan.evaluation import Score, evaluate
 from longspan.models import LanguageModel
 from longspan.optim import fraction, undeclared_notice
@@ -75,7 +76,8 @@ class Loop:
         if resume_from is None:
             self._begin()
         else:
-            self._restore(resume_from)
+            with _complete(folder):
+                self._restore(resume_from)
 
     def _begin(self) -> None:
         self._progress, self._loss_meter = RunProgress(), LossMeter()
@@ -391,6 +393,19 @@ class Loop:
             f"{progress.tokens / progress.seconds:,.0f} tokens/s  {duration(left)} of training left",
             progress.seconds / (progress.seconds + left),
         )
+
+
+@contextmanager
+def _complete(folder: RunFolder) -> Iterator[None]:
+    """Inside, what is missing in a checkpoint that was made or changed by hand is one clear error."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as problem:
+        part = f"{problem}" if isinstance(problem, KeyError) else "a part of its training state"
+        raise UserError(
+            f"{folder.checkpoint('last')} cannot be resumed: it lacks {part}; start a new run from its "
+            "weights with --init"
+        ) from None
 
 
 def _block_source(

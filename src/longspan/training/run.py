@@ -210,6 +210,10 @@ def _checkpoint_to_resume(folder: RunFolder, reporter: Reporter) -> Checkpoint |
     saved = checkpoint.load(source)
     if "progress" not in saved.facts:
         raise UserError(f"{source} holds only weights, no state of a training to resume: start a new run")
+    try:
+        RunProgress.from_json(saved.facts["progress"])
+    except (KeyError, TypeError, AttributeError):
+        raise UserError(f"{source} cannot be resumed: its progress is incomplete; start a new run") from None
     if source == best:
         averaged = ", with the averaged weights as weights" if saved.below("average") else ""
         reporter.say(f"there is no {last}: continuing from {best.name}{averaged}")
