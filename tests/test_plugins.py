@@ -207,10 +207,10 @@ def lstm_recipe(**changes: Any) -> str:
     return recipe(table | {"plugins": ["my_lstm"]} | changes)
 
 
-def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def complaint(capsys: pytest.CaptureFixture[str], *words: str, status: int = 1) -> str:
     """The one line that a command ends with."""
     capsys.readouterr()
-    assert main(list(words)) == 1
+    assert main(list(words)) == status
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1, lines
     assert lines[0].startswith("longspan: ")
@@ -264,11 +264,11 @@ class TestArchitecture:
         self, code: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         lstm_recipe()
-        said = complaint(capsys, "train", "mine.toml", "--model.widht", "3")
+        said = complaint(capsys, "train", "mine.toml", "--model.widht", "3", status=2)
         assert said == "unknown key 'model.widht'; did you mean 'width'?"
-        said = complaint(capsys, "train", "mine.toml", "--model.width", "wide")
+        said = complaint(capsys, "train", "mine.toml", "--model.width", "wide", status=2)
         assert said == "'model.width' must be a whole number, not 'wide'"
-        said = complaint(capsys, "train", "mine.toml", "--model.width", "0")
+        said = complaint(capsys, "train", "mine.toml", "--model.width", "0", status=2)
         assert said == "model: width must be at least 1"
         assert main(["train", "mine.toml", "--stage.0.steps", "11", "--out", "run"]) == 0
         config = Path("run/config.toml")
@@ -373,7 +373,7 @@ class TestBlocks:
         table["model"] |= {"pattern": "srcf"}
         said = complaint(capsys, "train", recipe(table))
         assert said == "'model.blocks.r.rank' is missing: of the product of two matrices"
-        said = complaint(capsys, "train", "mine.toml", "--model.blocks.r.rnak", "3")
+        said = complaint(capsys, "train", "mine.toml", "--model.blocks.r.rnak", "3", status=2)
         assert said == "unknown key 'model.blocks.r.rnak'; did you mean 'rank'?"
         said = complaint(capsys, "train", "mine.toml", "--model.blocks.c.rank", "3")
         assert said == "unknown key 'model.blocks.c': no such block (those with options: r)"
@@ -421,7 +421,7 @@ class TestBlocks:
         unload("my_blocks")
         steps = ["--stage.0.steps", "1", "--stage.1.steps", "1"]
         assert main(["train", str(found), *steps, "--out", "found"]) == 0
-        said = complaint(capsys, "search", "mine.toml", "--search.candidates", "sz")
+        said = complaint(capsys, "search", "mine.toml", "--search.candidates", "sz", status=2)
         assert "candidates 'sz' has an unknown letter 'z'" in said
 
     def test_an_architecture_of_ones_own_can_be_searched(self, code: Path) -> None:
@@ -527,9 +527,9 @@ class TestData:
         (code / "verses.txt").write_text(Path("text.txt").read_text())
         table = small_table(Path("text.txt")) | {"plugins": ["my_data"]}
         table["data"] = {"corpus": "verses", "tokenizer": {"kind": "pairs", "fill": "."}}
-        said = complaint(capsys, "train", recipe(table), "--data.tokenizer.fill", "ab")
+        said = complaint(capsys, "train", recipe(table), "--data.tokenizer.fill", "ab", status=2)
         assert said == "data.tokenizer: fill must be one character"
-        said = complaint(capsys, "train", "mine.toml", "--data.tokenizer.flil", "a")
+        said = complaint(capsys, "train", "mine.toml", "--data.tokenizer.flil", "a", status=2)
         assert said == "unknown key 'data.tokenizer.flil'; did you mean 'fill'?"
         assert "drop lowercase" in complaint(
             capsys, "train", "mine.toml", "--data.tokenizer.lowercase", "true"
@@ -561,7 +561,7 @@ class TestData:
         words = ["cutoffs", "verses", "--clusters", "2", "--tokenizer", "pairs", "--plugin", "my_data"]
         assert main(words) == 0
         unload("my_data")
-        said = complaint(capsys, "data", "info", "text.txt", "--tokenizer", "pairs")
+        said = complaint(capsys, "data", "info", "text.txt", "--tokenizer", "pairs", status=2)
         assert said.startswith("'tokenizer.kind' must be one of byte, character, word")
 
     def test_a_tokenizer_without_its_plugin(self, code: Path) -> None:

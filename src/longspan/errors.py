@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 LONGEST_LINE = 2000  # of a message; longer ones quote a very long argument
 
@@ -32,9 +33,22 @@ def _one_line(text: str) -> str:
     )
 
 
+class UsageError(UserError):
+    """A mistake in the words of a command, found without looking at any file; the exit status is 2."""
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Inside, a `UserError` is a `UsageError`: for checks that see only the words of a command."""
+    try:
+        yield
+    except UserError as problem:
+        raise UsageError(str(problem)) from None
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as `; did you mean 'width'?`, or an empty string if no known name is similar."""
-    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean '{match[0]}'?" if match else ""
 
 

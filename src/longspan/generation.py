@@ -60,15 +60,47 @@ def generate_from(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[int]:
-    """Continue a text from its state.
+    """Continue a text from its state."""
+    for token, _ in sample_from(
+        model,
+        start,
+        tokens=tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        generator=generator,
+    ):
+        yield token
 
-    Sampling uses a CPU generator, so a seed gives the same draws on every device.
+
+@torch.no_grad()
+def sample_from(
+    model: LanguageModel,
+    start: TextState,
+    *,
+    tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> Iterator[tuple[int, float]]:
+    """Continue a text from its state: each token with its log-probability, which is that of the model.
+
+    Temperature, filters and penalty change only what is sampled. The penalty multiplies the log-probabilities
+    of all tokens that were generated before. Sampling uses a CPU generator, so a seed gives the same draws on
+    every device.
     """
     log_probs_BV, device = model.head.log_probs(start.hidden_D[None, None])[:, 0], start.hidden_D.device
     decoder = Decoder(model, start.state)
+    generated = set[int]()
     for remaining in reversed(range(tokens)):
-        drawn_B = sample(log_probs_BV.cpu(), temperature, top_k, top_p, generator)
-        yield int(drawn_B)
+        log_probs_BV = log_probs_BV.cpu()
+        scores_BV = _penalised(log_probs_BV, generated, repetition_penalty)
+        drawn_B = sample(scores_BV, temperature, top_k, top_p, generator)
+        token = int(drawn_B)
+        generated.add(token)
+        yield token, float(log_probs_BV[0, token])
         if remaining:
             log_probs_BV = decoder.read(drawn_B[:, None].to(device))
 
@@ -168,6 +200,14 @@ def _shapes(state: State) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     return {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in state.flatten().items()}
 
 
+def _penalised(log_probs_BV: Tensor, generated: set[int], penalty: float) -> Tensor:
+    if penalty == 1 or not generated:
+        return log_probs_BV
+    scores_BV = log_probs_BV.clone()
+    scores_BV[:, sorted(generated)] *= penalty
+    return scores_BV
+
+
 def sample(
     log_probs_BV: Tensor,
     temperature: float = 1.0,
@@ -213,7 +253,13 @@ def sampling_distribution(
     return torch.zeros_like(probs_BV).scatter(-1, order_BV, probs_BV)
 
 
-def check_sampling(tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
+def check_sampling(
+    tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    repetition_penalty: float = 1.0,
+) -> None:
     """Raise `UserError` for invalid settings."""
     if tokens < 0:
         raise UserError(f"the number of tokens to generate must be 0 or more, not {tokens}")
@@ -223,6 +269,11 @@ def check_sampling(tokens: int, temperature: float, top_k: int | None, top_p: fl
         raise UserError(f"top-k must be at least 1, not {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise UserError(f"top-p must be above 0 and at most 1, not {top_p}")
+    if not 0 < repetition_penalty < float("inf"):
+        raise UserError(
+            f"the repetition penalty must be above 0 (1: none, above 1: fewer repetitions), "
+            f"not {repetition_penalty}"
+        )
 
 
 def _read(model: LanguageModel, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:

@@ -10,4 +10,4 @@ import pooch
 
 def home() -> Path:
     """The folder in `LONGSPAN_HOME`, else Longspan's folder in the user's cache."""
-    return Path(os.environ.get("LONGSPAN_HOME") or pooch.os_cache("longspan")).absolute()
+    return Path(os.environ.get("LONGSPAN_HOME") or pooch.os_cache("longspan")).expanduser().absolute()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +20,8 @@ from longspan.config import RunConfig, schema
 from longspan.config.overrides import override_all
 from longspan.data import Tokenizer
 from longspan.data.tokenizers.vocabulary import UNKNOWN
-from longspan.errors import UserError
-from longspan.generation import check_sampling, generate_from
+from longspan.errors import UserError, usage_errors
+from longspan.generation import check_sampling, sample_from
 from longspan.inspection.attention import LayerAttention, attention
 from longspan.inspection.attention_by_distance import MeanAttention, mean_attention
 from longspan.inspection.token_spans import token_spans
@@ -30,13 +30,17 @@ from longspan.reading import TextState, begin, blocks, nats_of, read
 from longspan.registry import load_plugins
 from longspan.runs import RunFolder, checkpoint, pick_device
 from longspan.runs.check_weights import check_weights
+from longspan.stop_strings import StopStrings
 
 _SHOWN = 50  # tokens of a prompt in a warning
 
 
 class GeneratedText(str):
-    """A generated text: a string with an attribute `state`, the state after it."""
+    """A generated text: a string that also knows its tokens and the state after them."""
 
+    ids: tuple[int, ...]
+    log_probs: tuple[float, ...]  # of each token, as the model predicts it: without temperature or filters
+    stop: str | None  # the stop string that ended it, which is not part of the text; its tokens are in `ids`
     _make_state: Callable[[], TextState]
 
     @cached_property
@@ -145,18 +149,27 @@ class LoadedModel:
         top_p: float | None = None,
         seed: int | None = None,
         state: TextState | None = None,
+        *,
+        stop: Sequence[str] = (),
+        repetition_penalty: float = 1.0,
     ) -> GeneratedText:
         """A continuation of the text after `state` and `prompt`; the prompt itself is not repeated.
 
-        Returns a string; its `state` is the state after it.
+        It ends before the first of the strings in `stop`. `repetition_penalty` multiplies the log-probability
+        of every token that was generated before: above 1 there are fewer repetitions.
+        Returns a string; its `state` is the state after it, its `log_probs` are those of its tokens.
         """
-        check_sampling(tokens, temperature, top_k, top_p)
-        start, ids = self._start(prompt, state), list[int]()
-        pieces = self._continue(start, ids, tokens, temperature, top_k, top_p, _generator(seed))
+        check_sampling(tokens, temperature, top_k, top_p, repetition_penalty)
+        start, drawn, end = self._start(prompt, state), list[tuple[int, float]](), StopStrings(stop)
+        pieces = self._continue(
+            start, drawn, end, tokens, temperature, top_k, top_p, repetition_penalty, _generator(seed)
+        )
         text = GeneratedText("".join(pieces))
+        text.ids, text.log_probs = tuple(token for token, _ in drawn), tuple(prob for _, prob in drawn)
+        text.stop = end.found
         # Read token by token, as it was generated, unless the model is block invariant.
         length = None if self.model.block_invariant else 1
-        text._make_state = lambda: read(self.model, ids, start, length)
+        text._make_state = lambda: read(self.model, text.ids, start, length)
         return text
 
     def stream(
@@ -168,40 +181,49 @@ class LoadedModel:
         top_p: float | None = None,
         seed: int | None = None,
         state: TextState | None = None,
+        *,
+        stop: Sequence[str] = (),
+        repetition_penalty: float = 1.0,
     ) -> Iterator[str]:
         """The same text piece by piece, each as soon as its characters are complete."""
-        check_sampling(tokens, temperature, top_k, top_p)
-        generator = _generator(seed)
+        check_sampling(tokens, temperature, top_k, top_p, repetition_penalty)
+        end, generator = StopStrings(stop), _generator(seed)
+        start = self._start(prompt, state)
         yield from self._continue(
-            self._start(prompt, state), [], tokens, temperature, top_k, top_p, generator
+            start, [], end, tokens, temperature, top_k, top_p, repetition_penalty, generator
         )
 
     def _continue(
         self,
         start: TextState,
-        ids: list[int],
+        drawn: list[tuple[int, float]],
+        end: StopStrings,
         tokens: int,
         temperature: float,
         top_k: int | None,
         top_p: float | None,
+        repetition_penalty: float,
         generator: torch.Generator,
     ) -> Iterator[str]:
-        """Text after `start`, whose tokens are added to `ids`."""
+        """Text after `start` up to a stop string; its tokens and log-probabilities are added to `drawn`."""
         text = self.tokenizer.stream()
         for token in start.tail:  # what follows may depend on them: a blank, an incomplete character
             text.push(token)
-        for token in generate_from(
+        for token, log_prob in sample_from(
             self.model,
             start,
             tokens=tokens,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
+            repetition_penalty=repetition_penalty,
             generator=generator,
         ):
-            ids.append(token)
-            yield text.push(token)
-        yield text.flush()
+            drawn.append((token, log_prob))
+            yield end.push(text.push(token))
+            if end.found is not None:
+                return
+        yield end.push(text.flush()) + end.flush()
 
     def _start(self, prompt: str, state: TextState | None) -> TextState:
         ids = self._encode(prompt)
@@ -298,5 +320,6 @@ def _checkpoint(folder: RunFolder, which: Literal["best", "last"]) -> Path:
 
 def _overridden(config: RunConfig, overrides: Mapping[str, str | int | float | bool]) -> RunConfig:
     table = schema.write(config)
-    override_all(table, overrides)
-    return schema.read(RunConfig, table)
+    with usage_errors():  # the configuration without them has been read already
+        override_all(table, overrides)
+        return schema.read(RunConfig, table)

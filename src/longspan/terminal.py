@@ -39,7 +39,7 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream._stream if isinstance(stream, _Filter) else stream, width=width)
+    return Console(file=getattr(stream, "unfiltered", stream), width=width)
 
 
 class _Filter:
@@ -47,6 +47,10 @@ class _Filter:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+
+    @property
+    def unfiltered(self) -> TextIO:
+        return self._stream
 
     def write(self, text: str) -> int:
         self._stream.write(visible(text))

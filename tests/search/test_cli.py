@@ -102,7 +102,8 @@ def test_the_animation_has_a_frame_for_every_moment(recipe: str) -> None:
 def test_mistakes_are_one_line(
     recipe: str, words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words) == 1
+    found_later = ("quickstart is not", "there is no run folder", "hunt is a search")
+    assert main(words) == (1 if complaint.startswith(found_later) else 2)
     complaints = capsys.readouterr().err.splitlines()
     assert len(complaints) == 1
     assert complaints[0].startswith("longspan: ")

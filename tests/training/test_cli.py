@@ -79,7 +79,8 @@ class TestOverrides:
 def test_mistakes_are_one_line(
     recipe: str, words: list[str], complaint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main(["train", recipe, *words]) == 1
+    found_later = ("there is no device", "nowhere.txt", "there is no corpus")  # not in the words alone
+    assert main(["train", recipe, *words]) == (1 if complaint.startswith(found_later) else 2)
     complaints = capsys.readouterr().err.splitlines()
     assert len(complaints) == 1
     assert complaints[0].startswith("longspan: ")
@@ -90,7 +91,7 @@ def test_mistakes_are_one_line(
 def test_an_option_without_its_value_does_not_take_the_next_one(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", recipe, "--model.width", "--out", "x"]) == 1
+    assert main(["train", recipe, "--model.width", "--out", "x"]) == 2
     assert "'--model.width' needs a value" in capsys.readouterr().err
 
 
@@ -152,6 +153,7 @@ def test_the_folder_names_the_run_unless_it_has_a_name(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     quick = ["--stage.0.steps", "2", "--stage.1.steps", "1"]
+    Path("elsewhere").mkdir()
     assert main(["train", recipe, "--out", "elsewhere/mine/", *quick]) == 0
     shown = capsys.readouterr().out
     assert "\nmine: " in shown
@@ -219,7 +221,7 @@ class TestEvalOptions:
     def test_what_would_change_nothing_is_refused(
         self, uninterrupted: Path, words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert main(["eval", str(uninterrupted), *words]) == 1
+        assert main(["eval", str(uninterrupted), *words]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert complaint in line
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -381,7 +382,10 @@ class TestBadInput:
 def test_plain_lines_for_a_log(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = small_config(text, stage__0__steps=7, stage__1__steps=1, training__log_every=7)
     train(config, tmp_path / "run", reporter=PlainReporter())
-    lines = capsys.readouterr().out.splitlines()
+    stamp = r"(?m)^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  (?=step )"
+    shown = capsys.readouterr().out
+    assert len(re.findall(stamp, shown)) == len(re.findall("(?m)step \\d", shown)) == 3
+    lines = re.sub(stamp, "", shown).splitlines()
     tokens = len(prepare(config.data).splits["train"])
     model = build(config.model, 256)
     size = sum(parameter.numel() for parameter in model.parameters())
@@ -392,6 +396,6 @@ def test_plain_lines_for_a_log(text: Path, tmp_path: Path, capsys: pytest.Captur
         f"{tokens:,} tokens to train on (byte, vocabulary 256), "
         f"run folder {tmp_path / 'run'}"
     )
-    assert any(line.startswith("step 7  loss ") and "bits/byte" in line for line in lines)
-    assert any(line.startswith("step 8  held-out loss ") and "(best so far)" in line for line in lines)
+    assert any(re.match(r"step 7 of 8  loss .* bits/byte .* \d:\d\d left", line) for line in lines)
+    assert any(line.startswith("step 8 of 8  held-out loss ") and "(best so far)" in line for line in lines)
     assert not any("\x1b" in line or "\r" in line for line in lines)

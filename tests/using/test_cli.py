@@ -33,15 +33,20 @@ def run(tmp_path: Path) -> RunFolder:
     return run_folder(tmp_path / "run", corpus=str(corpus))
 
 
-def complaint(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
-    """Run a command that must fail: nothing on stdout, one line on stderr, status 1."""
+def complaint(capsys: pytest.CaptureFixture[str], *argv: object, status: int = 1) -> str:
+    """Run a command that must fail: nothing on stdout, one line on stderr, and this status."""
     capsys.readouterr()
-    assert main([str(word) for word in argv]) == 1
+    assert main([str(word) for word in argv]) == status
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("longspan: ")
     assert err.count("\n") == 1
     return err
+
+
+def misuse(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    """The same for a mistake in the words of the command: status 2."""
+    return complaint(capsys, *argv, status=2)
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,39 +74,37 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_unknown_words_are_answered_with_the_nearest_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "unknown command 'trian'; did you mean 'train'?" in complaint(capsys, "trian")
-    assert "unknown option '--verson'; did you mean '--version'?" in complaint(capsys, "--verson")
-    assert "unknown option '--tempratur'; did you mean '--temperature'?" in complaint(
+    assert "unknown command 'trian'; did you mean 'train'?" in misuse(capsys, "trian")
+    assert "unknown option '--verson'; did you mean '--version'?" in misuse(capsys, "--verson")
+    assert "unknown option '--tempratur'; did you mean '--temperature'?" in misuse(
         capsys, "generate", "run", "--tempratur=1"
     )
     assert "unknown recipe 'enwik8-smal'; did you mean 'enwik8-small'?" in complaint(
         capsys, "recipes", "enwik8-smal"
     )
-    assert "unexpected argument 'more'" in complaint(capsys, "spans", "run", "more")
+    assert "unexpected argument 'more'" in misuse(capsys, "spans", "run", "more")
 
 
 def test_what_argparse_finds_wrong_is_one_line_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "required: RUN (see 'longspan spans --help')" in complaint(capsys, "spans")
-    assert "invalid int value: 'many'" in complaint(capsys, "generate", "run", "--tokens", "many")
-    assert "unknown option '--temp'" in complaint(
-        capsys, "generate", "run", "--temp", "1"
-    )  # no abbreviations
+    assert "required: RUN (see 'longspan spans --help')" in misuse(capsys, "spans")
+    assert "invalid int value: 'many'" in misuse(capsys, "generate", "run", "--tokens", "many")
+    assert "unknown option '--temp'" in misuse(capsys, "generate", "run", "--temp", "1")  # no abbreviations
 
 
 def test_dotted_options_are_for_commands_that_take_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "unknown option '--model.width'" in complaint(capsys, "generate", "run", "--model.width", "8")
+    assert "unknown option '--model.width'" in misuse(capsys, "generate", "run", "--model.width", "8")
 
 
 def test_options_of_a_recipe_are_dotted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert complaint(capsys, "train", "--model", "small") == (
+    assert misuse(capsys, "train", "--model", "small") == (
         "longspan: unknown option '--model': options of a recipe are dotted, such as --model.architecture "
         "('longspan train --help' lists them)\n"
     )
-    assert "such as --model.num-layers (" in complaint(capsys, "train", "--num-layers=4")
-    assert "such as --model.span.limit (" in complaint(capsys, "eval", "run", "--limit", "4")
-    assert "--data is empty" in complaint(capsys, "eval", "run", "--data", "")
-    assert "dotted" not in complaint(capsys, "generate", "run", "--model", "small")
-    assert "did you mean '--resume'?" in complaint(capsys, "train", "--resum", "x")
+    assert "such as --model.num-layers (" in misuse(capsys, "train", "--num-layers=4")
+    assert "such as --model.span.limit (" in misuse(capsys, "eval", "run", "--limit", "4")
+    assert "--data is empty" in misuse(capsys, "eval", "run", "--data", "")
+    assert "dotted" not in misuse(capsys, "generate", "run", "--model", "small")
+    assert "did you mean '--resume'?" in misuse(capsys, "train", "--resum", "x")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +174,7 @@ def test_a_prompt_the_vocabulary_lacks(tmp_path: Path, capsys: pytest.CaptureFix
     message = complaint(capsys, "generate", run.path, "--prompt", "abcxyz")
     assert "does not have the characters 'x', 'y', 'z'" in message
     assert "a seed has at most 64 bits" in complaint(capsys, "generate", run.path, "--seed", 2**64)
-    assert "top-k must be" in complaint(capsys, "generate", run.path, "--prompt", "a", "--top-k", "0")
+    assert "top-k must be" in misuse(capsys, "generate", run.path, "--prompt", "a", "--top-k", "0")
 
 
 def test_generate_prints_the_prompt_and_what_follows(
@@ -293,15 +296,15 @@ def test_eval_takes_other_text_and_other_settings(
 
 
 def test_eval_settings_that_are_wrong(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "did you mean 'every-token'?" in complaint(capsys, "eval", run.path, "--protocol", "every-toke")
-    assert "'evaluation.batch_size' must be a whole number" in complaint(
+    assert "did you mean 'every-token'?" in misuse(capsys, "eval", run.path, "--protocol", "every-toke")
+    assert "'evaluation.batch_size' must be a whole number" in misuse(
         capsys, "eval", run.path, "--batch-size", "two"
     )
     assert "no split 'tset'; did you mean 'test'?" in complaint(capsys, "eval", run.path, "--split", "tset")
-    assert "unknown key 'model.widht'; did you mean 'width'?" in complaint(
+    assert "unknown key 'model.widht'; did you mean 'width'?" in misuse(
         capsys, "eval", run.path, "--model.widht", "8"
     )
-    assert "'--model.width' needs a value" in complaint(capsys, "eval", run.path, "--model.width")
+    assert "'--model.width' needs a value" in misuse(capsys, "eval", run.path, "--model.width")
     assert "does not match" in complaint(capsys, "eval", run.path, "--model.width", "8")
     assert "no device 'gpu'" in complaint(capsys, "eval", run.path, "--device", "gpu")
 
@@ -317,7 +320,7 @@ def test_spans_are_shown_and_drawn(
     assert (tmp_path / "pictures" / "mine.png").read_bytes() == (run.path / "spans.png").read_bytes()
     config = run.path / "config.toml"
     before = config.read_bytes()
-    assert "must end in .png" in complaint(capsys, "spans", run.path, "--out", config)
+    assert "must end in .png" in misuse(capsys, "spans", run.path, "--out", config)
     assert "exists already" in complaint(
         capsys, "spans", run.path, "--out", tmp_path / "pictures" / "mine.png"
     )

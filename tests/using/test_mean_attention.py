@@ -290,15 +290,17 @@ def test_weights_at_a_token(run: RunFolder, tmp_path: Path, capsys: pytest.Captu
 
 def test_mistakes_are_one_line(run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.txt").touch()
+    usage = ("--tokens must be at least 1", "must end in .png or .svg", "give its file", "leave out --token")
     for words, expected in [
         (["--tokens", "0"], "--tokens must be at least 1"),
         (["--out", "a.pdf"], "must end in .png or .svg"),
-        (["--scale", "log"], "give its file with --out"),
+        (["--scale", "log"], "give its file"),
         (["--out", tmp_path / "b.png", "--token", "3"], "leave out --token"),
         ([tmp_path / "none.txt"], "none.txt"),
         ([tmp_path / "empty.txt"], "no tokens in"),
         ([tmp_path / "text.txt", "--tokens", "5", "--token", "5"], "no token 5 in the first 5 of"),
         ([tmp_path / "text.txt", "--token=-1"], "no token -1"),
     ]:
-        assert expected in complaint(capsys, "attention", run.path, *words)
+        status = 2 if expected in usage else 1
+        assert expected in complaint(capsys, "attention", run.path, *words, status=status)
     assert not (tmp_path / "b.png").exists()

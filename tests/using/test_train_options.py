@@ -20,7 +20,7 @@ def test_an_empty_value_is_no_value(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([command, *filter(None, [option]), ""]) == 1
+    assert main([command, *filter(None, [option]), ""]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err == f"longspan: {option or 'RECIPE'} is empty: give it a value or leave it out\n"

@@ -94,6 +94,15 @@ class Bench:
             decoding=self._decoding() if decode else None,
         )
 
+    def num_parameters(self) -> int:
+        with torch.device("meta"):
+            model = build_run(self.config, self.vocabulary_size)
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    def time_steps(self, steps: int) -> Steps:
+        """Steps of the path that training takes, without comparing it with another."""
+        return self._steps(paths_for(self._model(), self.device)[-1], steps)
+
     def _model(self) -> LanguageModel:
         torch.manual_seed(self.config.training.seed)
         model = build_run(self.config, self.vocabulary_size).to(self.device)

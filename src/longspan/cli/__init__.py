@@ -3,7 +3,7 @@
 A command module has `register(subparsers)`, which adds an `argparse` parser and sets `run=function(args)` on
 it. A command that accepts dotted options such as `--model.num-layers 4` also sets `accepts_overrides=True`;
 they are in the list `args.overrides`, as typed. `smaller` says what to do when memory runs out.
-`parser.more_help` makes the end of a help text when it is shown: it may import plugins. Commands import
+`parser.more_help` makes the end of a help text from the words of the command. Commands import
 torch, and modules that need it, inside `run`, so that help and errors are fast.
 """
 
@@ -27,15 +27,18 @@ from longspan.cli import (
     generate,
     import_,
     recipes,
+    runs,
     search,
     spans,
     train,
 )
+from longspan.cli.examples import EXAMPLES
 from longspan.cli.plugin_option import given_plugins
+from longspan.cli.suggestions import OTHER_NAMES, nearest_option, same_meaning
 from longspan.config import RunConfig
 from longspan.config.reference import documented
 from longspan.cores import settle_threads
-from longspan.errors import UserError, is_out_of_memory, nearest
+from longspan.errors import UsageError, UserError, is_out_of_memory, nearest
 from longspan.registry import load_plugins
 from longspan.streams import open_missing, output_may_go_away
 from longspan.terminal import control_characters_shown
@@ -51,13 +54,17 @@ COMMANDS = {
     "data": data,
     "cutoffs": cutoffs,
     "recipes": recipes,
+    "runs": runs,
     "import": import_,
     "bench": bench,
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; a user's mistake is one line on stderr and status 1."""
+    """Run one command and return its exit status.
+
+    A user's mistake is one line on stderr: status 2 for one in the words of the command, 1 for all others.
+    """
     open_missing()
     settle_threads()
     with control_characters_shown():
@@ -76,7 +83,7 @@ def _main(argv: Sequence[str] | None) -> int:
         sys.stdout.flush()
     except UserError as problem:
         _complain(str(problem))
-        return 1
+        return 2 if isinstance(problem, UsageError) else 1
     except KeyboardInterrupt:
         _complain("stopped")
         return 130
@@ -114,15 +121,17 @@ def _run(argv: list[str]) -> None:
         module.register(subparsers)
 
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
-        raise UserError(f"unknown command '{argv[0]}'{nearest(argv[0], COMMANDS)} (see 'longspan --help')")
+        raise UsageError(f"unknown command '{argv[0]}'{nearest(argv[0], COMMANDS)} (see 'longspan --help')")
     plain, dotted = _set_dotted_apart(argv)
+    if plain and plain[0] in COMMANDS:
+        subparsers.choices[plain[0]].words = plain[1:]
     args, surplus = parser.parse_known_args(plain)
     accepts_overrides = getattr(args, "accepts_overrides", False)
     if not accepts_overrides:
         surplus, dotted = surplus + dotted, []
     if surplus:
         command = subparsers.choices.get(args.command, parser)
-        raise UserError(_complaint(command, surplus[0], accepts_overrides))
+        raise UsageError(_complaint(command, surplus[0], accepts_overrides))
     if args.command is None:
         parser.print_help()
         return
@@ -158,14 +167,17 @@ def _complaint(parser: argparse.ArgumentParser, word: str, accepts_overrides: bo
     if not word.startswith("-"):
         return f"unexpected argument '{word}' {where}"
     option = word.partition("=")[0]
-    example = _dotted_option(option[2:]) if accepts_overrides else None
+    name = option.lstrip("-")
+    known = re.findall(r"--[\w-]+", parser.format_usage())
+    if (same := same_meaning(name, known)) is not None:
+        return f"unknown option '{option}'; did you mean '{same}'? {where}"
+    example = _dotted_option(name) or _dotted_option(OTHER_NAMES.get(name, "")) if accepts_overrides else None
     if example is not None:
         return (
             f"unknown option '{option}': options of a recipe are dotted, such as --{example} "
             "('longspan train --help' lists them)"
         )
-    known = re.findall(r"--[\w-]+", parser.format_usage())
-    return f"unknown option '{option}'{nearest(option, known)} {where}"
+    return f"unknown option '{option}'{nearest_option(name, known)} {where}"
 
 
 def _dotted_option(part: str) -> str | None:
@@ -177,15 +189,17 @@ def _dotted_option(part: str) -> str | None:
 class _OneLineParser(argparse.ArgumentParser):
     """An argument parser without abbreviations and with one-line errors."""
 
-    more_help: Callable[[], str] | None = None
+    more_help: Callable[[Sequence[str]], str] | None = None
+    words: Sequence[str] = ()  # of the command
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
 
     def format_help(self) -> str:
         if self.more_help is not None:
-            self.epilog = self.more_help()
-        return super().format_help()
+            self.epilog = self.more_help(self.words)
+        example = EXAMPLES.get(self.prog)
+        return super().format_help() + (f"\nexample:\n  {example}\n" if example else "")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._check_given_once(args or [])
@@ -206,4 +220,4 @@ class _OneLineParser(argparse.ArgumentParser):
             seen.add(action.dest)
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (see '{self.prog} --help')")
+        raise UsageError(f"{message} (see '{self.prog} --help')")

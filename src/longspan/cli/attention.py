@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longspan.cli.console import say, show_table
+from longspan.cli.paths import as_path, check_writable, expanded
 from longspan.cli.plugin_option import add_plugin_option
-from longspan.errors import UserError
+from longspan.errors import UsageError, UserError
 from longspan.files import whole_file
 from longspan.json_text import to_json
 from longspan.progress import every_tenth
@@ -33,17 +34,21 @@ def register(subparsers: Any) -> None:
         description="Print how far back every head looks: the mean distance, and the distances within which "
         "50% and 90% of its weight lie. The memory is carried from block to block.",
     )
-    parser.add_argument("folder", metavar="RUN", help="the run folder")
+    parser.add_argument("folder", type=expanded, metavar="RUN", help="the run folder")
     parser.add_argument(
-        "text", nargs="?", metavar="FILE", help="a text file, or - for standard input (default: valid split)"
+        "text",
+        nargs="?",
+        type=expanded,
+        metavar="FILE",
+        help="a text file, or - for standard input (default: valid split)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FIGURE", help="draw the mean weight over distance into a .png or .svg"
+        "--out", type=as_path, metavar="FIGURE", help="draw the mean weight over distance into a .png or .svg"
     )
     parser.add_argument(
         "--scale", choices=("linear", "log"), default="linear", help="of the figure (default: linear)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to a new file")
+    parser.add_argument("--json", type=as_path, metavar="FILE", help="write all numbers to a new file")
     parser.add_argument(
         "--token",
         type=int,
@@ -86,18 +91,20 @@ def _write(args: argparse.Namespace, text: str, report: dict[str, Any]) -> None:
 
 def _check(args: argparse.Namespace) -> None:
     if args.tokens < 1:
-        raise UserError(f"--tokens must be at least 1, not {args.tokens}")
+        raise UsageError(f"--tokens must be at least 1, not {args.tokens}")
     if args.out is not None and args.token is not None:
-        raise UserError("--out draws the mean over the text: leave out --token")
+        raise UsageError("--out draws the mean over the text: leave out --token")
     if args.out is None and args.scale != "linear":
-        raise UserError("--scale is for the figure: give its file with --out")
+        raise UsageError("--scale is for the figure: give its file with --out")
     if args.out is not None and args.out.suffix not in (".png", ".svg"):
-        raise UserError(
+        raise UsageError(
             f"the figure is a PNG or SVG file: --out must end in .png or .svg, not {args.out.name}"
         )
     for option, path in (("--out", args.out), ("--json", args.json)):
         if path is not None and path.exists():
             raise UserError(f"{path} exists already: give {option} another name")
+        if path is not None:
+            check_writable(path)
 
 
 def _ids(lm: LoadedModel, args: argparse.Namespace) -> tuple[npt.NDArray[np.int64], str]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longspan import recipes
 from longspan.cli.console import say, show_table
 from longspan.cli.overrides import changed, split_overrides
+from longspan.cli.paths import as_path, check_writable
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.cli.recipes import BYTES, known_vocabulary_size
-from longspan.errors import UserError
+from longspan.errors import UsageError, UserError
 from longspan.files import whole_file
 from longspan.json_text import to_json
 
@@ -54,7 +54,7 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument("--decode", action="store_true", help="also time the decoding of one text")
     add_plugin_option(parser)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a new file")
+    parser.add_argument("--json", type=as_path, metavar="FILE", help="write all figures to a new file")
     parser.set_defaults(
         run=run, accepts_overrides=True, smaller="give a smaller --batch-size or --block-length"
     )
@@ -62,9 +62,11 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     if args.steps < 1:
-        raise UserError(f"--steps must be at least 1, not {args.steps}")
+        raise UsageError(f"--steps must be at least 1, not {args.steps}")
     if args.json is not None and args.json.exists():
         raise UserError(f"{args.json} exists already: give another name with --json")
+    if args.json is not None:
+        check_writable(args.json)
     from longspan.bench import Bench
     from longspan.runs import pick_device
     from longspan.runs.environment import environment
@@ -95,11 +97,11 @@ def _options(args: argparse.Namespace, device: torch.device) -> dict[str, str]:
     """The options to change in every recipe."""
     given = {name.replace("-", "_"): value for name, value in split_overrides(args.overrides)}
     if "training.device" in given:
-        raise UserError("--training.device is for training: use --device")
+        raise UsageError("--training.device is for training: use --device")
     for short in SHORT:
         value, name = getattr(args, short), f"training.{short}"
         if value is not None and name in given:
-            raise UserError(f"--{short} and --{name} are the same option: give one".replace("_", "-"))
+            raise UsageError(f"--{short} and --{name} are the same option: give one".replace("_", "-"))
         if value is not None:
             given[name] = value
     return SMALL | given if device.type == "cpu" else given

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from longspan.cli.console import say, show_table
+from longspan.cli.paths import as_path
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.cli.tokenizer_options import add_tokenizer_options, given_tokenizer_options, tokenizer_config
 from longspan.config import DataConfig
-from longspan.errors import UserError
+from longspan.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     from longspan.output.cutoffs import Cost
@@ -31,11 +32,11 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument("corpus", nargs="?", metavar="CORPUS", help="a named corpus, a text file or a folder")
     parser.add_argument(
-        "--counts", type=Path, metavar="FILE", help="in place of a corpus: one count per line"
+        "--counts", type=as_path, metavar="FILE", help="in place of a corpus: one count per line"
     )
     parser.add_argument(
         "--unigrams",
-        type=Path,
+        type=as_path,
         metavar="FILE",
         help="in place of a corpus: the probability of each word, separated by blanks or newlines",
     )
@@ -110,20 +111,20 @@ def _constants(text: str) -> ProductTime:
 def _check(args: argparse.Namespace) -> None:
     sources = [args.corpus, args.counts, args.unigrams]
     if sum(source is not None for source in sources) != 1:
-        raise UserError(
+        raise UsageError(
             "give either a corpus or --counts FILE or --unigrams FILE (see 'longspan cutoffs --help')"
         )
     if args.corpus is None and (given := given_tokenizer_options(args)):
         option = "--unigrams" if args.counts is None else "--counts"
-        raise UserError(f"{given[0]} has no effect with {option}: the words are counted already")
+        raise UsageError(f"{given[0]} has no effect with {option}: the words are counted already")
     for name in ("tokens", "width", "device", "constants"):
         value = getattr(args, name)
         if value is not None and args.cost != "time":
-            raise UserError(f"--{name} has no effect without --cost time")
+            raise UsageError(f"--{name} has no effect without --cost time")
         if isinstance(value, int) and value < 1:
-            raise UserError(f"--{name} must be at least 1, not {value}")
+            raise UsageError(f"--{name} must be at least 1, not {value}")
     if args.constants is not None and (args.width or args.device):
-        raise UserError("with --constants nothing is measured: leave out --width and --device")
+        raise UsageError("with --constants nothing is measured: leave out --width and --device")
 
 
 def _counts(args: argparse.Namespace) -> list[int]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
 from longspan.cli.console import say, show_table
+from longspan.cli.data_removal import add_removal_actions
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.cli.tokenizer_options import add_tokenizer_options, tokenizer_table
 from longspan.config import DataConfig, schema
-from longspan.errors import UserError
+from longspan.errors import UsageError, usage_errors
 
 
 def register(subparsers: Any) -> None:
@@ -22,6 +24,7 @@ def register(subparsers: Any) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     action = actions.add_parser("list", help="list the named corpora")
+    action.add_argument("--json", action="store_true", help="print one JSON object per corpus")
     add_plugin_option(action)
     action.set_defaults(run=list_corpora)
 
@@ -39,6 +42,8 @@ def register(subparsers: Any) -> None:
     action.add_argument("--binary", action="store_true", help="it may hold any bytes, not only text")
     action.set_defaults(run=add)
 
+    add_removal_actions(actions)
+
     action = actions.add_parser("info", help="splits, sizes and vocabulary of a corpus")
     action.add_argument("corpus", metavar="NAME_OR_PATH", help="a named corpus, a text file or a folder")
     action.add_argument("--binary", action="store_true", help="take any bytes, not only text")
@@ -47,6 +52,7 @@ def register(subparsers: Any) -> None:
         action="store_true",
         help="read every byte of the text and the token files again, even if nothing seems to have changed",
     )
+    action.add_argument("--json", action="store_true", help="print one JSON object")
     add_tokenizer_options(action, default="byte")
     add_plugin_option(action)
     action.set_defaults(run=info)
@@ -66,6 +72,10 @@ def list_corpora(args: argparse.Namespace) -> None:
             )
         rows.append((name, entry.about, where))
     rows += [(name, "added by you", str(path)) for name, path in named_paths.registered().items()]
+    if args.json:
+        for name, about, where in rows:
+            print(json.dumps({"name": name, "about": about, "where": where}))
+        return
     show_table(("name", "what it is", "where"), rows)
 
 
@@ -82,7 +92,7 @@ def add(args: argparse.Namespace) -> None:
     from longspan.data import corpora
 
     if not args.path:
-        raise UserError("PATH is empty: give a text file, or a folder of text files")
+        raise UsageError("PATH is empty: give a text file, or a folder of text files")
     place = corpora.add(args.name, Path(args.path), follow_links=args.follow_links, binary=args.binary)
     print(f"'{args.name}' now stands for {place}")
 
@@ -94,8 +104,10 @@ def info(args: argparse.Namespace) -> None:
     if args.verify:
         forget_checks()
     table = {"corpus": args.corpus, "binary": args.binary, "tokenizer": tokenizer_table(args)}
-    corpus = prepare(schema.read(DataConfig, table), say)
-    rows = []
+    with usage_errors():
+        config = schema.read(DataConfig, table)
+    corpus = prepare(config, say)
+    rows, splits = [], dict[str, dict[str, Any]]()
     for split, token_file in corpus.splits.items():
         sizes = (
             token_file.num_bytes,
@@ -104,7 +116,14 @@ def info(args: argparse.Namespace) -> None:
             token_file.num_tokens,
         )
         bits = order_0_entropy(token_file.tokens)
+        splits[split] = dict(zip(("bytes", "characters", "words", "tokens"), sizes, strict=True))
+        splits[split] |= {"order_0_bits_per_token": bits}
         rows.append((split, *(f"{size:,}" for size in sizes), f"{bits:.3f}"))
+    if args.json:
+        facts: dict[str, Any] = {"name": corpus.name, "tokenizer": corpus.tokenizer.kind}
+        facts |= {"vocabulary_size": corpus.tokenizer.vocabulary_size, "token_files": str(corpus.folder)}
+        print(json.dumps(facts | {"splits": splits}))
+        return
     header = ("split", "bytes", "characters", "words", "tokens", "order-0 bits per token")
     show_table(header, rows, numbers=True)
     print(f"{corpus.name}: {corpus.tokenizer.kind} tokens, vocabulary {corpus.tokenizer.vocabulary_size:,}")

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from longspan.cli.console import say
 from longspan.cli.figures import lost_text, meaningless, perplexity
 from longspan.cli.overrides import split_overrides
+from longspan.cli.paths import expanded
 from longspan.cli.plugin_option import add_plugin_option
-from longspan.errors import UserError
+from longspan.errors import UsageError, UserError
 from longspan.json_text import to_json
 from longspan.progress import every_tenth
 from longspan.terminal import console
@@ -36,7 +37,7 @@ def register(subparsers: Any) -> None:
         "file. The output says what was scored. Dotted options change the run's settings of the model and "
         "the evaluation, for example --model.span.memory full.",
     )
-    parser.add_argument("folder", metavar="RUN", help="the run folder")
+    parser.add_argument("folder", type=expanded, metavar="RUN", help="the run folder")
     parser.add_argument(
         "--data",
         metavar="CORPUS",
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
 
     check_one_process()
     if args.data == "":  # most likely an unset shell variable
-        raise UserError("--data is empty: give it a value or leave it out")
+        raise UsageError("--data is empty: give it a value or leave it out")
     overrides = _overrides(args)
     lm = load(args.folder, args.checkpoint, args.device, overrides)
     corpus = args.data or lm.config.data.corpus
@@ -125,17 +126,17 @@ def _overrides(args: argparse.Namespace) -> dict[str, str]:
     for name, value in split_overrides(args.overrides):
         name = name.replace("-", "_")
         if not name.startswith(("model.", "evaluation.")) or name == "evaluation.max_tokens_final":
-            raise UserError(
+            raise UsageError(
                 f"'--{name.replace('_', '-')}' has no effect on eval: use --model.* and --evaluation.*, and "
                 "--max-tokens to limit the tokens"
             )
         if name == "model.architecture":
-            raise UserError("--model.architecture cannot be changed: the weights belong to one architecture")
+            raise UsageError("--model.architecture cannot be changed: the weights belong to one architecture")
         overrides[name] = value
     for short in SHORT:
         value, name = getattr(args, short), f"evaluation.{short}"
         if value is not None and name in overrides:
-            raise UserError(f"--{short} and --{name} are the same option: give one".replace("_", "-"))
+            raise UsageError(f"--{short} and --{name} are the same option: give one".replace("_", "-"))
         if value is not None:
             overrides[name] = value
     return overrides

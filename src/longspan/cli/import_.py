@@ -8,7 +8,8 @@ from shlex import quote
 from typing import Any
 
 from longspan.cli.console import say
-from longspan.errors import UserError
+from longspan.cli.paths import check_parent, expanded
+from longspan.errors import UsageError
 
 
 def register(subparsers: Any) -> None:
@@ -22,7 +23,13 @@ def register(subparsers: Any) -> None:
         "read without running anything from the file. Options that the file does not contain have the "
         "project's defaults.",
     )
-    parser.add_argument("file", metavar="FILE", nargs="?", help="the checkpoint; nothing from it is ever run")
+    parser.add_argument(
+        "file",
+        nargs="?",
+        type=expanded,
+        metavar="FILE",
+        help="the checkpoint; nothing from it is ever run",
+    )
     parser.add_argument(
         "--pretrained",
         metavar="NAME",
@@ -38,10 +45,11 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--data", metavar="CORPUS", help="the corpus it was trained on")
     parser.add_argument(
         "--config",
+        type=expanded,
         metavar="FILE",
         help="JSON with the original's options (default for hf-transfo-xl: config.json next to FILE)",
     )
-    parser.add_argument("--out", metavar="RUN", required=True, help="the new run folder")
+    parser.add_argument("--out", type=expanded, metavar="RUN", required=True, help="the new run folder")
     parser.set_defaults(run=run)
 
 
@@ -51,17 +59,18 @@ def run(args: argparse.Namespace) -> None:
     from longspan.runs import RunFolder
 
     if (args.file is None) == (args.pretrained is None):
-        raise UserError("give a checkpoint FILE, or the name of a published model with --pretrained")
+        raise UsageError("give a checkpoint FILE, or the name of a published model with --pretrained")
     out, corpus = Path(args.out), args.data
     RunFolder.must_be_new(out)
+    check_parent(out)
     if args.pretrained is not None:
         model = find_pretrained(args.pretrained)
         if args.kind not in (None, model.kind):
-            raise UserError(f"the model '{model.name}' is of the kind {model.kind}: drop --kind")
+            raise UsageError(f"the model '{model.name}' is of the kind {model.kind}: drop --kind")
         corpus = corpus or model.corpus
         file, kind, url = model.fetch(say), model.kind, model.url
     elif args.kind is None:
-        raise UserError("say with --kind which project FILE is from: 'longspan import --help' lists them")
+        raise UsageError("say with --kind which project FILE is from: 'longspan import --help' lists them")
     else:
         file, kind, url = Path(args.file), args.kind, None
     import_run(file, kind, out, corpus, args.config, url=url, progress=say)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from typing import Any
 
 from longspan import recipes
 from longspan.config import RunConfig
 from longspan.config.schema import override, read
-from longspan.errors import UserError
+from longspan.errors import UsageError, UserError
 
 
 def split_overrides(words: Sequence[str]) -> list[tuple[str, str]]:
@@ -18,11 +19,11 @@ def split_overrides(words: Sequence[str]) -> list[tuple[str, str]]:
     for word in waiting:
         name, equals, value = word.partition("=")
         if not name.startswith("--") or len(name) == 2:
-            raise UserError(f"'{word}' is not an option: options look like --model.num-layers 4")
+            raise UsageError(f"'{word}' is not an option: options look like --model.num-layers 4")
         if not equals:
             following = next(waiting, None)
             if following is None or following.startswith("--"):
-                raise UserError(f"'{word}' needs a value, such as {word} VALUE")
+                raise UsageError(f"'{word}' needs a value, such as {word} VALUE")
             value = following
         if name.replace("-", "_") in {f"__{known.replace('-', '_')}" for known, _ in pairs}:
             raise UserError(f"{name} is given twice: give it once")
@@ -37,17 +38,29 @@ def apply(table: dict[str, Any], overrides: Iterable[tuple[str, str]]) -> None:
 
 
 def changed(table: dict[str, Any], overrides: Iterable[tuple[str, str]], recipe: str) -> RunConfig:
-    """The configuration of `recipe` after setting these values in its table."""
+    """The configuration of `recipe` after setting these values in its table.
+
+    A mistake is one of usage if it is in an option that was typed, or if the recipe alone has none.
+    """
     overrides, before = list(overrides), _architecture(table)
-    apply(table, overrides)
+    alone = deepcopy(table)
     try:
+        apply(table, overrides)
         return read(RunConfig, table)
     except UserError as problem:
         now, complaint = _architecture(table), str(problem)
         typed = any(f"'{name.replace('-', '_')}'" in complaint for name, _ in overrides)
-        if now == before or typed or not complaint.startswith("unknown key 'model."):
-            raise
-        raise UserError(_other_architecture(recipe, before, now)) from None
+        if now != before and not typed and complaint.startswith("unknown key 'model."):
+            complaint = _other_architecture(recipe, before, now)
+        raise (UsageError if typed or _is_valid(alone) else UserError)(complaint) from None
+
+
+def _is_valid(table: dict[str, Any]) -> bool:
+    try:
+        read(RunConfig, table)
+    except UserError:
+        return False
+    return True
 
 
 def _architecture(table: dict[str, Any]) -> str:

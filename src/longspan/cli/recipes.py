@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from typing import Any
 
 from longspan import recipes
@@ -33,17 +34,36 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="print this recipe, or summarise this TOML file"
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object per recipe")
     add_plugin_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    if args.name is None:
+    if args.json:
+        for name in recipes.names() if args.name is None else [args.name]:
+            print(json.dumps(_facts(name)))
+    elif args.name is None:
         print("\n\n".join(_summary(name) for name in recipes.names()))
     elif args.name.endswith(".toml"):
         print(_summary(args.name))
     else:
         print(recipes.content(args.name).decode(), end="")
+
+
+def _facts(name: str) -> dict[str, Any]:
+    config = schema.read(RunConfig, recipes.load(name))
+    known = known_vocabulary_size(config.data)
+    return {
+        "name": config.name,
+        "description": config.description,
+        "architecture": config.architecture,
+        "corpus": config.data.corpus,
+        "parameters": _num_parameters(config, known or BYTES),
+        "vocabulary_size": known,
+        "stages": [schema.write(stage) for stage in config.stage],
+        "expected": dict(config.expected),
+    }
 
 
 def _summary(name: str) -> str:

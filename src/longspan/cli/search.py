@@ -8,8 +8,9 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from longspan.cli.figures import SCORED, final_figures
-from longspan.cli.train_options import Wanted, add_options, option_lines, wanted
-from longspan.errors import UserError
+from longspan.cli.recipe_help import recipe_help
+from longspan.cli.train_options import Wanted, add_options, reporter, wanted
+from longspan.errors import UsageError
 from longspan.streams import output_may_go_away
 
 if TYPE_CHECKING:
@@ -23,14 +24,15 @@ def register(subparsers: Any) -> None:
         "search",
         help="search the pattern of a model's blocks",
         usage="longspan search [RECIPE] [--data CORPUS] [--name NAME] [--out RUN [--or-resume]] [--top N]\n"
-        "                       [--plugin MODULE] [--OPTION VALUE ...]\n"
-        "       longspan search --resume RUN [--top N] [--plugin MODULE] [--OPTION VALUE ...]",
+        "                       [--quiet | --verbose] [--plugin MODULE] [--OPTION VALUE ...]\n"
+        "       longspan search --resume RUN [--top N] [--quiet | --verbose] [--plugin MODULE]\n"
+        "                       [--OPTION VALUE ...]",
         description="Train a supernet whose blocks learn their kind: attention, long attention, feed-\n"
         "forward or identity. Print the pattern that was found. Write a picture of the probabilities, an\n"
         "animation of their history, and the recipe found.toml, which 'longspan train' trains from scratch.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.more_help = lambda: "\n".join(["options of a recipe:", *option_lines()])
+    parser.more_help = recipe_help
     add_options(parser, default=DEFAULT)
     parser.add_argument(
         "--top", type=int, default=1, metavar="N", help="show the N most likely patterns (default: 1)"
@@ -40,18 +42,18 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     if args.top < 1:
-        raise UserError(f"--top must be at least 1, not {args.top}")
+        raise UsageError(f"--top must be at least 1, not {args.top}")
     with output_may_go_away():
-        _show(_search(wanted(args)), args.top)
+        _show(_search(wanted(args), args), args.top)
 
 
-def _search(wanted: Wanted) -> RunFolder:
+def _search(wanted: Wanted, args: argparse.Namespace) -> RunFolder:
     from longspan.runs import RunFolder
     from longspan.search import Searching
-    from longspan.training import Interrupted, reporter_for_stdout
+    from longspan.training import Interrupted
 
     try:
-        return wanted.start(reporter_for_stdout(), Searching)
+        return wanted.start(reporter(args), Searching)
     except Interrupted as stop:
         print(f"longspan: {stop}; continue with '{RunFolder(wanted.out).resume_command}'", file=sys.stderr)
         sys.exit(stop.exit_status)

@@ -8,8 +8,10 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from longspan.cli.console import say
+from longspan.cli.paths import check_parent, expanded
 from longspan.cli.plugin_option import add_plugin_option
-from longspan.errors import UserError
+from longspan.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     from longspan.runs import RunFolder
@@ -22,9 +24,13 @@ def register(subparsers: Any) -> None:
         description="Print the learned spans, and draw them with their history as a picture. With --text: "
         "the spans of every head at every token of a text, if spans depend on the input.",
     )
-    parser.add_argument("folder", metavar="RUN", help="the run folder")
-    parser.add_argument("--out", metavar="FILE.png", help="file of the picture (default: RUN/spans.png)")
-    parser.add_argument("--text", metavar="FILE", help="read this text, and show the spans at its tokens")
+    parser.add_argument("folder", type=expanded, metavar="RUN", help="the run folder")
+    parser.add_argument(
+        "--out", type=expanded, metavar="FILE.png", help="file of the picture (default: RUN/spans.png)"
+    )
+    parser.add_argument(
+        "--text", type=expanded, metavar="FILE", help="read this text, and show the spans at its tokens"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, with the spans of every head")
     parser.add_argument(
         "--checkpoint", choices=("best", "last"), default="best", help="weights for --text (default: best)"
@@ -34,6 +40,7 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--freeze",
+        type=expanded,
         metavar="NEW_RUN",
         help="make a new run from the best weights, with the learned spans as fixed windows",
     )
@@ -47,11 +54,11 @@ def run(args: argparse.Namespace) -> None:
     folder = RunFolder.open(Path(args.folder))
     picture = Path(args.out) if args.out else None
     if picture is not None and picture.suffix != ".png":
-        raise UserError(f"the picture is a PNG file: --out must end in .png, not {picture.name}")
+        raise UsageError(f"the picture is a PNG file: --out must end in .png, not {picture.name}")
     if picture is not None and picture.exists():
         raise UserError(f"{picture} exists already: give --out another name")
     if args.text and args.freeze:
-        raise UserError("--text shows spans and --freeze makes a run: give one of them")
+        raise UsageError("--text shows spans and --freeze makes a run: give one of them")
     if args.freeze:  # before drawing: it may fail
         freeze(folder, Path(args.freeze))
     if args.text:
@@ -63,6 +70,7 @@ def run(args: argparse.Namespace) -> None:
 def freeze(folder: RunFolder, out: Path) -> None:
     from longspan.runs.freeze_spans import freeze_spans
 
+    check_parent(out)
     freeze_spans(folder, out)
     print(f"{out}: its windows are in config.toml; try 'longspan eval {quote(str(out))}'")
 
@@ -93,16 +101,27 @@ def show(folder: RunFolder, picture: Path | None = None, *, as_json: bool = Fals
     """Print the spans of a run and draw them, by default into its own folder."""
     from longspan.inspection import draw_spans, read_spans, spans_as_text
 
-    picture = picture or folder.path / "spans.png"
     history = read_spans(folder)
-    draw_spans(history, picture)
+    drawn: Path | None = picture or folder.path / "spans.png"
+    assert drawn is not None
+    try:
+        draw_spans(history, drawn)
+    except OSError as problem:
+        if picture is not None:
+            raise
+        say(
+            f"longspan: there is no picture, since {drawn} cannot be written ({problem.strerror}): give --out"
+        )
+        drawn = None
     if as_json:
         fields = {"run": str(folder.path), "step": int(history.steps_N[-1]), "limit": history.limit}
-        print(json.dumps(fields | {"spans": history.last_LH.tolist(), "picture": str(picture)}))
+        path = None if drawn is None else str(drawn)
+        print(json.dumps(fields | {"spans": history.last_LH.tolist(), "picture": path}))
         return
     print(spans_as_text(history))
     if history.dynamic:
         print(
             "\nThese are means over a training block: --text FILE shows the spans at every token of a text."
         )
-    print(f"\npicture: {picture}")
+    if drawn is not None:
+        print(f"\npicture: {drawn}")

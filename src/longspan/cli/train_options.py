@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from longspan import recipes
 from longspan.cli.overrides import changed, split_overrides
+from longspan.cli.paths import check_parent, expanded
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.config import RunConfig
-from longspan.config.reference import documented
-from longspan.config.schema import override, write
-from longspan.errors import UserError
+from longspan.config.schema import write
+from longspan.errors import UsageError, UserError
 from longspan.files import free_folder
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def add_options(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument(
         "recipe",
         nargs="?",
+        type=expanded,
         metavar="RECIPE",
         help=f"a name from 'longspan recipes' or a TOML file (default: {default})",
     )
@@ -38,9 +40,12 @@ def add_options(parser: argparse.ArgumentParser, default: str) -> None:
         "--binary", action="store_true", help="the data may be any bytes, not only text: --data.binary true"
     )
     parser.add_argument("--name", help="name of the run (default: that of --out, else the recipe's)")
-    parser.add_argument("--out", metavar="RUN", help="the new run folder (default: runs/ and the name)")
+    parser.add_argument(
+        "--out", type=expanded, metavar="RUN", help="the new run folder (default: runs/ and the name)"
+    )
     parser.add_argument(
         "--resume",
+        type=expanded,
         metavar="RUN",
         help="continue a run that was stopped; with options such as --stage.0.steps it may also go on longer",
     )
@@ -49,6 +54,7 @@ def add_options(parser: argparse.ArgumentParser, default: str) -> None:
     )
     parser.add_argument(
         "--init",
+        type=expanded,
         metavar="RUN|FILE",
         help="start from the weights of a run, trained or imported, or of a checkpoint; the tokenizer is "
         "that of the run unless --data.tokenizer.* is given, and without RECIPE so is the configuration",
@@ -57,6 +63,13 @@ def add_options(parser: argparse.ArgumentParser, default: str) -> None:
         "--init-partial",
         action="store_true",
         help="with --init: take the weights that fit and leave the others",
+    )
+    told = parser.add_mutually_exclusive_group()
+    told.add_argument("--quiet", action="store_true", help="print only the result")
+    told.add_argument(
+        "--verbose",
+        action="store_true",
+        help="print every line of metrics, also where a status line is shown",
     )
     add_plugin_option(parser)
     parser.set_defaults(
@@ -67,13 +80,13 @@ def add_options(parser: argparse.ArgumentParser, default: str) -> None:
     )
 
 
-def option_lines() -> Iterator[str]:
-    """The dotted options as lines of a help text."""
-    for option in documented(RunConfig):
-        name = option.name.replace("_", "-")
-        if "." in name:
-            default = "" if option.default in ("none", "required") else f"; default: {option.default}"
-            yield f"  --{name}\n      {option.help} ({option.type}{default})"
+def reporter(args: argparse.Namespace) -> Reporter:
+    """What prints the progress: nothing with --quiet; on stderr if stdout is for --json."""
+    from longspan.training import Reporter, reporter_for
+
+    if args.quiet:
+        return Reporter()
+    return reporter_for(sys.stderr if getattr(args, "json", False) else sys.stdout, verbose=args.verbose)
 
 
 @dataclass(frozen=True)
@@ -106,18 +119,19 @@ def wanted(args: argparse.Namespace) -> Wanted:
     }
     for option, value in given.items():
         if value == "":  # most likely an unset shell variable
-            raise UserError(f"{option} is empty: give it a value or leave it out")
+            raise UsageError(f"{option} is empty: give it a value or leave it out")
     if args.or_resume and not args.out:
-        raise UserError("--or-resume needs the run folder: give --out RUN")
+        raise UsageError("--or-resume needs the run folder: give --out RUN")
     if args.init_partial and not args.init:
-        raise UserError("--init-partial needs the weights to start from: give --init RUN")
+        raise UsageError("--init-partial needs the weights to start from: give --init RUN")
     if args.resume is None:
         init = _init(args)
         config = _configuration(args, init)
         out = Path(args.out) if args.out else free_folder(Path("runs") / config.name)
+        check_parent(out)
         return Wanted(config, out, init, resumes=args.or_resume and out.exists())
     if args.recipe or args.data or args.binary or args.name or args.out or args.init:
-        raise UserError(
+        raise UsageError(
             "--resume continues a run as it is: leave out all other options, except dotted ones such as "
             "--stage.0.steps"
         )
@@ -149,20 +163,20 @@ def _configuration(args: argparse.Namespace, init: Init | None) -> RunConfig:
         raise UserError(f"{args.recipe} is not a recipe: to train on it, use --data {quote(args.recipe)}")
     table = _table(args, init)
     _add_plugins(table, args.plugin)
-    overrides = split_overrides(args.overrides)
-    given = {name.replace("-", "_") for name, _ in overrides}
+    given = split_overrides(args.overrides)
+    names = {name.replace("-", "_") for name, _ in given}
     for option, value, dotted in (("--data", args.data, "corpus"), ("--binary", args.binary, "binary")):
-        if value and f"data.{dotted}" in given:
-            raise UserError(f"{option} and --data.{dotted} are the same option: give one")
+        if value and f"data.{dotted}" in names:
+            raise UsageError(f"{option} and --data.{dotted} are the same option: give one")
     if args.data is not None:
-        override(table, "data.corpus", args.data)
+        given.insert(0, ("data.corpus", args.data))
     if args.binary:
-        override(table, "data.binary", "true")
+        given.insert(0, ("data.binary", "true"))
     if args.name is not None:
-        override(table, "name", args.name)
+        given.insert(0, ("name", args.name))
     elif args.out is not None:
-        override(table, "name", os.path.basename(os.path.abspath(args.out)))
-    return changed(table, overrides, args.recipe or args.default_recipe)
+        given.insert(0, ("name", os.path.basename(os.path.abspath(args.out))))
+    return changed(table, given, args.recipe or args.default_recipe)
 
 
 def _table(args: argparse.Namespace, init: Init | None) -> dict[str, Any]:

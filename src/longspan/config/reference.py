@@ -47,6 +47,28 @@ def documented(cls: type, prefix: str = "") -> Iterator[Documented]:
         yield Documented(name, type_name(hint), default, help_of(field))
 
 
+def of_config(config: Any, prefix: str = "") -> Iterator[Documented]:
+    """The options of one configuration: only those of its own classes, with its values as defaults."""
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        name, value = dotted(prefix, field.name), getattr(config, field.name)
+        if (choice := field.metadata.get("choice")) is not None:
+            tag, chosen = dotted(name, choice.tag), choice.registered.name_of(type(value))
+            yield Documented(tag, " | ".join(choice.registered), shown(chosen), choice.help)
+            yield from (option for option in of_config(value, name) if option.name != tag)
+        elif dataclasses.is_dataclass(value):
+            yield from of_config(value, name)
+        elif isinstance(value, tuple | dict) and any(map(dataclasses.is_dataclass, _entries(value).values())):
+            for key, entry in _entries(value).items():
+                yield from of_config(entry, dotted(name, str(key)))
+        elif "sections" not in field.metadata and not _tables_in(hints[field.name]):
+            yield Documented(name, type_name(hints[field.name]), shown(value), help_of(field))
+
+
+def _entries(value: Any) -> dict[Any, Any]:
+    return value if isinstance(value, dict) else dict(enumerate(value))
+
+
 def _alternatives(tables: list[type], name: str) -> Iterator[Documented]:
     """The options of any of several tables, each once; the choice between the tables comes first."""
     seen: dict[str, Documented] = {}

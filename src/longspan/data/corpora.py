@@ -38,7 +38,7 @@ TEXT8 = Archive(
 )
 WIKITEXT_2 = Archive(
     name="wikitext-2-v1.zip",
-    checksum="md5:542ccefacc6c27f945fb54453812b3cd",
+    checksum="sha256:92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
     urls=(
         "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-2-v1.zip",
         "https://wikitext.smerity.com/wikitext-2-v1.zip",
@@ -47,7 +47,7 @@ WIKITEXT_2 = Archive(
 )
 WIKITEXT_103 = Archive(
     name="wikitext-103-v1.zip",
-    checksum="md5:9ddaacaf6af0710eda8c456decff7832",
+    checksum="sha256:242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
     urls=(
         "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-v1.zip",
         "https://wikitext.smerity.com/wikitext-103-v1.zip",

@@ -113,7 +113,11 @@ def _read(path: Path) -> Checkpoint:
     if metadata["checksum"] != _checksum(tensors, metadata["facts"]):
         raise _Damage("damaged")
     named = {current_tensor_name(name): tensor for name, tensor in tensors.items()}
-    return Checkpoint(named, current_facts(json.loads(metadata["facts"])))
+    try:
+        facts = current_facts(json.loads(metadata["facts"]))
+    except (ValueError, TypeError, AttributeError, KeyError):  # the checksum is right: written by hand
+        raise _Damage("not a checkpoint of longspan") from None
+    return Checkpoint(named, facts)
 
 
 def _checksum(tensors: Mapping[str, Tensor], said: str) -> str:

@@ -1,7 +1,7 @@
 """Training: from a configuration to a run folder."""
 
 from longspan.training.errors import Diverged, Interrupted, Stopped
-from longspan.training.reporter import PlainReporter, Reporter, reporter_for_stdout
+from longspan.training.reporter import PlainReporter, Reporter, reporter_for, reporter_for_stdout
 from longspan.training.run import is_finished, resume, train
 from longspan.training.strategy import Strategy
 
@@ -13,6 +13,7 @@ __all__ = [
     "Stopped",
     "Strategy",
     "is_finished",
+    "reporter_for",
     "reporter_for_stdout",
     "resume",
     "train",

@@ -26,8 +26,18 @@ def scalars(diagnostics: Mapping[str, Tensor], taken: Container[str]) -> dict[st
     return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 
-def readable(line: Mapping[str, Any], diagnostics: Mapping[str, float | None] | None = None) -> str:
-    """A line of training or validation metrics that fits one row of a terminal."""
+def readable(
+    line: Mapping[str, Any],
+    diagnostics: Mapping[str, float | None] | None = None,
+    *,
+    steps: int | None = None,
+    seconds_left: float | None = None,
+) -> str:
+    """A line of training or validation metrics that fits one row of a terminal.
+
+    `steps` are those of the whole run, `seconds_left` is its estimated time.
+    """
+    step = f"step {line['step']:,}" + (f" of {steps:,}" if steps else "")
     measure = f"loss {line['loss']:.4f}"
     if "bits_per_byte" in line:  # absent if only tokens are known, not their text
         measure += f"  {line['bits_per_byte']:.4f} bits/byte"
@@ -35,13 +45,14 @@ def readable(line: Mapping[str, Any], diagnostics: Mapping[str, float | None] | 
         best = "  (best so far)" if line["best"] else ""
         if "soft" in line:
             measure += f"  as {line['pattern']} (soft loss {line['soft']['loss']:.4f})"
-        return f"step {line['step']:,}  held-out {measure}  over {line['tokens']:,} tokens{best}"
+        return f"{step}  held-out {measure}  over {line['tokens']:,} tokens{best}"
     pattern = [line["pattern"]] if "pattern" in line else []
     parts = [
-        f"step {line['step']:,}",
+        step,
         measure,
         f"lr {line['learning_rate']:.3g}",
         f"{line['tokens_per_second']:,.0f} tokens/s",
+        *([] if seconds_left is None else [f"{duration(seconds_left)} left"]),
         *pattern,
         *_shown(diagnostics or {}),
     ]

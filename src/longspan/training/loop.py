@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from longspan.config import StageConfig, TrainingConfig
 from longspan.data import BlockSource, GivenTokens, Lanes, Segments, TokenBlock, TokenizedCorpus
+from longspan.errors import UserError
 from longspan.evaluation import Score, evaluate
 from longspan.models import LanguageModel
 from longspan.optim import fraction, undeclared_notice
@@ -74,10 +75,12 @@ class Loop:
         self._saved_at = time.monotonic()
         self._measure = ""
         self._estimated_stages = [self._with_estimated_steps(stage) for stage in self._config.stage]
+        self._steps = sum(stage.steps or 0 for stage in self._estimated_stages)
         if resume_from is None:
             self._begin()
         else:
-            self._restore(resume_from)
+            with _complete(folder):
+                self._restore(resume_from)
 
     def _begin(self) -> None:
         self._progress, self._loss_meter = RunProgress(), LossMeter()
@@ -301,7 +304,8 @@ class Loop:
             self._records.write_record(name, progress.step, fields)
         line |= seen
         self._records.write(line)
-        self._reporter.log(readable(line, seen))
+        left = progress.seconds_left(self._estimated_stages)
+        self._reporter.log(readable(line, seen, steps=self._steps, seconds_left=left))
         self._measure = f"loss {meter.loss:.3f}"
         self._loss_meter = LossMeter()
         self._unsaved = True
@@ -344,7 +348,7 @@ class Loop:
             "seconds": progress.seconds,
         }
         self._records.write(line)
-        self._reporter.say(readable(line))
+        self._reporter.score(readable(line, steps=self._steps))
         if best:
             self._save("best")
         self._call_back(line)
@@ -423,6 +427,19 @@ class Loop:
             f"{progress.tokens / progress.seconds:,.0f} tokens/s  {duration(left)} of training left",
             progress.seconds / (progress.seconds + left),
         )
+
+
+@contextmanager
+def _complete(folder: RunFolder) -> Iterator[None]:
+    """Inside, what is missing in a checkpoint that was made or changed by hand is one clear error."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as problem:
+        part = f"{problem}" if isinstance(problem, KeyError) else "a part of its training state"
+        raise UserError(
+            f"{folder.checkpoint('last')} cannot be resumed: it lacks {part}; start a new run from its "
+            "weights with --init"
+        ) from None
 
 
 def _block_source(

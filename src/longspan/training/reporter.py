@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 from types import TracebackType
 from typing import TextIO
 
@@ -30,28 +31,38 @@ class Reporter:
     def log(self, line: str) -> None:
         """A line of metrics: printed to a log, but not to a terminal, where the status shows the same."""
 
+    def score(self, line: str) -> None:
+        """A line with a score on held-out text, which stays visible."""
+        self.say(line)
+
     def status(self, text: str, fraction: float) -> None:
         """The current activity and the fraction of it that is done; called often."""
 
 
 class PlainReporter(Reporter):
-    """Plain lines, for files and pipes."""
+    """Plain lines, for files and pipes; metrics have a time stamp."""
 
-    def __init__(self, out: TextIO | None = None) -> None:
-        self._out = out  # None: stdout
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream  # None: standard output at the time of each line
 
     def say(self, line: str) -> None:
-        print(line, flush=True, file=self._out)
+        print(line, file=self._stream, flush=True)
 
     def log(self, line: str) -> None:
-        print(line, flush=True, file=self._out)
+        self.say(stamped(line))
+
+    def score(self, line: str) -> None:
+        self.say(stamped(line))
 
 
 class LiveReporter(Reporter):
-    """Lines that stay, above a status line at the bottom of the terminal."""
+    """Lines that stay, above a status line at the bottom of the terminal.
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    `verbose` also prints the lines of metrics.
+    """
+
+    def __init__(self, console: Console, *, verbose: bool = False) -> None:
+        self._console, self._verbose = console, verbose
         self._progress = Progress(
             BarColumn(bar_width=24), TextColumn("{task.description}"), console=console, transient=True
         )
@@ -65,6 +76,10 @@ class LiveReporter(Reporter):
     def say(self, line: str) -> None:
         self._console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
 
+    def log(self, line: str) -> None:
+        if self._verbose:
+            self.say(stamped(line))
+
     def status(self, text: str, fraction: float) -> None:
         if self._task is None:
             self._task = self._progress.add_task("", total=1.0)
@@ -72,8 +87,22 @@ class LiveReporter(Reporter):
         self._progress.update(self._task, description=visible(text), completed=fraction)
 
 
+def reporter_for(stream: TextIO, *, verbose: bool = False) -> Reporter:
+    """A live status line on a terminal that can move its cursor, plain lines elsewhere.
+
+    Rich alone does not decide: FORCE_COLOR makes it take a pipe for a terminal, and with TERM=dumb it shows
+    no status line. Both would lose the lines of metrics. Training goes on when nobody reads the output.
+    """
+    shown = console(stderr=stream is sys.stderr)
+    shown.file = lasting(shown.file)
+    live = stream.isatty() and shown.is_terminal and not shown.is_dumb_terminal
+    return LiveReporter(shown, verbose=verbose) if live else PlainReporter(lasting(stream))
+
+
 def reporter_for_stdout() -> Reporter:
-    """A live status line on a terminal, plain lines elsewhere; training goes on when nobody reads them."""
-    on_stdout = console()
-    on_stdout.file = lasting(on_stdout.file)
-    return LiveReporter(on_stdout) if on_stdout.is_terminal else PlainReporter(lasting(sys.stdout))
+    return reporter_for(sys.stdout)
+
+
+def stamped(line: str) -> str:
+    """The line after the local time."""
+    return f"{datetime.now():%Y-%m-%d %H:%M:%S}  {line}"

@@ -7,6 +7,7 @@ import os
 from longspan.errors import UserError
 from longspan.runs import Checkpoint, RunFolder, checkpoint
 from longspan.training.reporter import Reporter
+from longspan.training.run_progress import RunProgress
 
 
 def load(folder: RunFolder, reporter: Reporter) -> Checkpoint | None:
@@ -26,6 +27,12 @@ def load(folder: RunFolder, reporter: Reporter) -> Checkpoint | None:
             continue
         if "progress" not in saved.facts:
             raise UserError(f"{source} holds only weights, no state of a training to resume: start a new run")
+        try:
+            RunProgress.from_json(saved.facts["progress"])
+        except (KeyError, TypeError, AttributeError):
+            raise UserError(
+                f"{source} cannot be resumed: its progress is incomplete; start a new run"
+            ) from None
         if source != last:
             averaged = ", with the averaged weights as weights" if saved.below("average") else ""
             reporter.say(

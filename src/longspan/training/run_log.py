@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from longspan.runs.no_links import open_to_append
-from longspan.training.reporter import Reporter
+from longspan.training.reporter import Reporter, stamped
 
 
 class RunLog(Reporter):
@@ -57,7 +57,11 @@ class RunLog(Reporter):
 
     def log(self, line: str) -> None:
         self._shown.log(line)
-        self.note(line)
+        self.note(stamped(line))
+
+    def score(self, line: str) -> None:
+        self._shown.score(line)
+        self.note(stamped(line))
 
     def status(self, text: str, fraction: float) -> None:
         self._shown.status(text, fraction)

@@ -36,7 +36,10 @@ def unpack(
     torch.set_rng_state(generators["cpu"])
     if device.type == "cuda" and "cuda" in generators:
         torch.cuda.set_rng_state(generators["cuda"], device)
-    return State.unflatten(checkpoint.below("state")).to(device)
+    carried = checkpoint.below("state")
+    if missing := model.initial_state(1).flatten().keys() - carried.keys():
+        raise KeyError(f"state.{min(missing)}")
+    return State.unflatten(carried).to(device)
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,80 @@
+"""`longspan train --dry-run`: size, memory and time of a training, without starting it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from longspan.cli.console import say
+from longspan.cli.recipes import BYTES, known_vocabulary_size
+from longspan.errors import UserError
+
+if TYPE_CHECKING:
+    from longspan.config import RunConfig
+
+STEPS = 3
+
+
+def dry_run(config: RunConfig) -> dict[str, Any]:
+    """Time a few steps with random tokens. The corpus is not read, and no run folder is made."""
+    from longspan.bench import Bench
+    from longspan.runs import pick_device
+
+    if not config.stage:
+        raise UserError("there is nothing to train: the configuration has no [[stage]]")
+    device = pick_device(config.training.device)
+    known = known_vocabulary_size(config.data)
+    bench = Bench(config, known or BYTES, device, say=say)
+    parameters, steps = bench.num_parameters(), bench.time_steps(STEPS)
+    training = bench.config.training
+    tokens = training.batch_size * training.block_length * training.accumulate
+    seconds = steps.median_seconds * training.accumulate
+    return {
+        "name": config.name,
+        "device": str(device),
+        "precision": training.precision,
+        "parameters": parameters,
+        "vocabulary_size": known,
+        "peak_memory_bytes": steps.peak_memory_bytes,
+        "tokens_per_step": tokens,
+        "seconds_per_step": seconds,
+        "steps": _steps(config),
+        "estimated_seconds": _estimate(config, seconds),
+    }
+
+
+def as_text(facts: dict[str, Any]) -> str:
+    from longspan.training.formatting import duration
+
+    guess = "" if facts["vocabulary_size"] else f" (with a vocabulary of {BYTES}: the text decides its size)"
+    memory, seconds = facts["peak_memory_bytes"], facts["estimated_seconds"]
+    steps = "unknown: its length is in epochs" if facts["steps"] is None else f"{facts['steps']:,}"
+    return "\n".join(
+        [
+            f"model          {facts['parameters']:,} parameters{guess}",
+            f"device         {facts['device']} in {facts['precision']}",
+            f"memory         {'unknown' if memory is None else f'{memory / 1e9:.2f} GB'} while training",
+            f"step           {facts['tokens_per_step']:,} tokens in {facts['seconds_per_step']:.3f} s",
+            f"steps          {steps}",
+            f"training time  {'unknown' if seconds is None else f'about {duration(seconds)}'}, without "
+            "preparing the text and evaluation",
+            "nothing was trained or written: leave out --dry-run to start",
+        ]
+    )
+
+
+def _steps(config: RunConfig) -> int | None:
+    if any(stage.steps is None for stage in config.stage):
+        return None
+    return sum(stage.steps or 0 for stage in config.stage)
+
+
+def _estimate(config: RunConfig, seconds: float) -> float | None:
+    """A stage ends after its steps or its time, whichever comes first."""
+    total = 0.0
+    for stage in config.stage:
+        ends = [stage.max_seconds] if stage.max_seconds else []
+        ends += [stage.steps * seconds] if stage.steps else []
+        if not ends:
+            return None
+        total += min(ends)
+    return total
