@@ -184,6 +184,16 @@ def test_the_alphabet_has_what_only_held_out_text_has(tmp_path):
     assert fit_tokenizer(TokenizerConfig(kind="character"), corpus).characters == "abxy"
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("character", [4, 2, 3, 1, 3, 0, 4]), ("adaptive-span", [3, 1, 0, 2, 0])]
+)
+def test_symbols_in_sorted_order(tmp_path, kind, expected):
+    corpus = corpus_of(tmp_path, train=b"cab b\nc")
+    tokenizer = fit_tokenizer(TokenizerConfig(kind=kind, order="sorted"), corpus)
+    ids = np.concatenate(list(tokenizer.encode_split(corpus.read("train"))))
+    assert ids.tolist() == expected
+
+
 def test_a_cut_inside_a_character_breaks_no_alphabet(tmp_path):
     """As enwik8 is cut, at a byte: what is left of the character in each split is a symbol of its own."""
     corpus = corpus_of(tmp_path, train="aé".encode()[:-1], valid="é".encode()[1:] + b"b", test=b"c")

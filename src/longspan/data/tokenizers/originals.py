@@ -1,6 +1,7 @@
 """The vocabularies of the original projects, rebuilt from the text as each of them read it.
 
-- adaptive-span counts the train split. Order: first seen, or by count with ties last seen first.
+- adaptive-span counts the train split. Order: first seen, or by count with ties last seen first;
+  here also sorted.
 - sha-rnn counts the train split. Order: by count, ties first seen first.
 - transformer-xl counts all splits and leaves newlines out; of word corpora it counts the train split, and
   `<eos>` comes first. Order: by count, ties first seen first.
