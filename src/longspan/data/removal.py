@@ -9,7 +9,7 @@ from pathlib import Path
 
 from longspan.data import corpora, named_paths
 from longspan.errors import UserError, nearest
-from longspan.files import whole_file
+from longspan.files import locked, whole_file
 from longspan.home import home
 
 _MADE_AGAIN = ("tokens", "content")  # made from texts, and made again when they are needed
@@ -47,10 +47,11 @@ def _token_files(name: str) -> list[Path]:
 
 def _forget(name: str) -> None:
     source = home() / "corpora.json"
-    entries = json.loads(source.read_text(encoding="utf-8"))
-    del entries[name]
-    with whole_file(source) as partial:
-        partial.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    with locked(source):
+        entries = json.loads(source.read_text(encoding="utf-8"))
+        entries.pop(name, None)
+        with whole_file(source) as partial:
+            partial.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
 
 
 def _delete(paths: list[Path]) -> tuple[list[Path], int]:
