@@ -34,11 +34,11 @@ def control_characters_shown() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def console(*, stderr: bool = False, width: int | None = None) -> Console:
+def console(stream: TextIO | None = None, *, stderr: bool = False, width: int | None = None) -> Console:
     """rich's console, whose own control characters are sent; text given to it must be made `visible`."""
     from rich.console import Console
 
-    stream = sys.stderr if stderr else sys.stdout
+    stream = stream or (sys.stderr if stderr else sys.stdout)
     return Console(file=getattr(stream, "unfiltered", stream), width=width)
 
 

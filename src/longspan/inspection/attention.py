@@ -132,6 +132,8 @@ def _weights(layer: nn.Module, inputs: Any, start: int, end: int) -> Weights:
     q_BHTK, k_BHTK, order, given = inputs
     if given.filled_B is not None:
         given = dataclasses.replace(given, filled_B=given.filled_B + start)
+    if given.spans is not None and given.spans.dim() == 3:  # spans of every query
+        given = dataclasses.replace(given, spans=given.spans[..., start:end])
     return _heads(q_BHTK[:, :, start:end], k_BHTK[:, :, :end], order, given)
 
 

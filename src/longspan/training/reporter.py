@@ -93,7 +93,7 @@ def reporter_for(stream: TextIO, *, verbose: bool = False) -> Reporter:
     Rich alone does not decide: FORCE_COLOR makes it take a pipe for a terminal, and with TERM=dumb it shows
     no status line. Both would lose the lines of metrics. Training goes on when nobody reads the output.
     """
-    shown = console(stderr=stream is sys.stderr)
+    shown = console(stream)
     shown.file = lasting(shown.file)
     live = stream.isatty() and shown.is_terminal and not shown.is_dumb_terminal
     return LiveReporter(shown, verbose=verbose) if live else PlainReporter(lasting(stream))
