@@ -194,7 +194,7 @@ class LoadedModel:
         )
 
     def warn_of_unknown(self, prompt: str) -> None:
-        """Show a prompt as the model reads it if words of it are not in the vocabulary, as `generate` does."""
+        """Show a prompt as the model reads it if some words are not in the vocabulary, as `generate` does."""
         ids, unknown_id = self._encode(prompt), self.tokenizer.unknown_id
         unknown = 0 if unknown_id is None else int((ids == unknown_id).sum())
         if unknown > prompt.count(UNKNOWN):
