@@ -193,6 +193,18 @@ class LoadedModel:
             start, [], end, tokens, temperature, top_k, top_p, repetition_penalty, generator
         )
 
+    def warn_of_unknown(self, prompt: str) -> None:
+        """Show a prompt as the model reads it if some words are not in the vocabulary, as `generate` does."""
+        ids, unknown_id = self._encode(prompt), self.tokenizer.unknown_id
+        unknown = 0 if unknown_id is None else int((ids == unknown_id).sum())
+        if unknown > prompt.count(UNKNOWN):
+            shown = self.tokenizer.decode(ids[:_SHOWN]) + (" ..." if len(ids) > _SHOWN else "")
+            warnings.warn(
+                f"{unknown} of the {len(ids)} tokens of the prompt are not in the vocabulary: it is read as "
+                f"{shown.strip()!r}",
+                stacklevel=4,
+            )
+
     def _continue(
         self,
         start: TextState,
@@ -226,29 +238,14 @@ class LoadedModel:
         yield end.push(text.flush()) + end.flush()
 
     def _start(self, prompt: str, state: TextState | None) -> TextState:
-        ids = self._encode(prompt)
-        self._warn_of_unknown(prompt, ids)
-        if (before := self._check_state(state)) is not None:
-            return read(self.model, ids, before)
-        return begin(self.model, ids) if len(ids) else self._at_line_start()
+        self.warn_of_unknown(prompt)
+        return self.read(prompt, state)
 
     def _encode(self, text: Any) -> npt.NDArray[np.int64]:
         if not isinstance(text, str):
             numbers = " (token ids as text: '3 17 4')" if self.tokenizer.kind == "number" else ""
             raise UserError(f"a text must be a str, not {type(text).__name__}{numbers}")
         return self.tokenizer.encode(text).astype(np.int64) if text else np.empty(0, dtype=np.int64)
-
-    def _warn_of_unknown(self, prompt: str, ids: npt.NDArray[np.int64]) -> None:
-        """Show a prompt as the model reads it if words of it are not in the vocabulary."""
-        unknown_id = self.tokenizer.unknown_id
-        unknown = 0 if unknown_id is None else int((ids == unknown_id).sum())
-        if unknown > prompt.count(UNKNOWN):
-            shown = self.tokenizer.decode(ids[:_SHOWN]) + (" ..." if len(ids) > _SHOWN else "")
-            warnings.warn(
-                f"{unknown} of the {len(ids)} tokens of the prompt are not in the vocabulary: it is read as "
-                f"{shown.strip()!r}",
-                stacklevel=5,
-            )
 
     def _check_state(self, state: Any) -> TextState | None:
         if state is None:

@@ -30,9 +30,9 @@ from tests.data.corpora import corpus_of
 PATIENCE = 60  # seconds for what takes a few, also on a machine with other work
 
 
-def ordinary(lines: int) -> str:
+def ordinary(lines: int, distinct: int = 300) -> str:
     draw = random.Random(0)
-    words = ["".join(draw.choices("abcdefgh", k=draw.randint(2, 7))) for _ in range(300)]
+    words = ["".join(draw.choices("abcdefgh", k=draw.randint(2, 7))) for _ in range(distinct)]
     return "".join(" ".join(draw.choices(words, k=8)) + "\n" for _ in range(lines))
 
 
@@ -155,9 +155,11 @@ def test_telling_ends_with_the_block():
     assert told == sorted(told)
 
 
+# A shell without job control starts programs in the background with SIGINT ignored, and children inherit it.
 FIT = """
-import sys
+import signal, sys
 from longspan.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.exit(main(["data", "info", sys.argv[1], "--tokenizer", "sentencepiece", "--vocabulary-size", "8000"]))
 """
 
@@ -169,7 +171,7 @@ def children_of(process: int) -> list[int]:
 def test_control_c_ends_it_and_leaves_no_process(tmp_path):
     if not Path("/proc/self/task").is_dir():
         pytest.skip("needs /proc")
-    (tmp_path / "text.txt").write_text(ordinary(100_000))
+    (tmp_path / "text.txt").write_text(ordinary(100_000, distinct=200_000))  # to learn it takes many seconds
     child = subprocess.Popen(
         [sys.executable, "-c", FIT, str(tmp_path / "text.txt")],
         stdout=subprocess.PIPE,

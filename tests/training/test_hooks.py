@@ -361,7 +361,7 @@ class TestFaults:
             ("records", {"gates": [1.0]}, "must return a dict for 'gates', without 'step'"),
             ("records", {"gates": {"step": 1}}, "must return a dict for 'gates', without 'step'"),
             ("records", {"gates": {"x": torch.ones(2)}}, "returns a value for gates.jsonl that is not JSON"),
-            ("records", {"gates": {"x": float("nan")}}, "returns a value for gates.jsonl that is not JSON"),
+            ("records", {"gates": {"x": {1, 2}}}, "returns a value for gates.jsonl that is not JSON"),
             ("diagnostics", {"loss": torch.ones(())}, r"diagnostics\(\) returns 'loss', a metric of the run"),
             ("penalties", {"scale": torch.ones(2)}, "the penalty 'scale' of Gate must be a scalar tensor"),
             ("penalties", None, r"penalties\(\) of Gate must return a dict, not None"),
@@ -383,6 +383,14 @@ class TestFaults:
         config = small_config(text, stage__0__steps=7, stage__1__steps=1)
         loop_for(config, tmp_path / "run", model).run()
         assert metrics(tmp_path / "run")[0]["odd"] is None
+
+    def test_a_record_that_is_not_finite_is_null(self, text: Path, tmp_path: Path) -> None:
+        model = fresh()
+        model.gates[0].records = lambda: {"gates": {"x": [1.0, float("nan")]}}
+        config = small_config(text, training__log_every=1, stage__0__steps=2)
+        loop_for(config, tmp_path / "run", model).run()
+        first = (tmp_path / "run" / "gates.jsonl").read_text().splitlines()[0]
+        assert json.loads(first) == {"step": 1, "x": [1.0, None]}
 
     def test_an_attribute_with_the_name_of_a_hook_is_no_hook(self) -> None:
         model = OwnModel()

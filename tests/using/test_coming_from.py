@@ -1,11 +1,11 @@
 """Every command of docs/coming-from.md runs, on small data and with small sizes.
 
-A section of the page is one test: its commands run in order, in a folder that holds the files they name. The
-commands stay as they are, and what makes them quick is added:
+A section of the page is one test: its commands run in order, in a folder that holds the files they name.
+Options that make a command quick are added to it; one that the command has already gets the small value:
 
-- Named corpora are small files in `LONGSPAN_HOME`, where a download would have put them.
-- `train` and `search` get dotted options at their end, where they win: two steps (or one epoch), two layers,
-  narrow widths, short blocks and memories. Only options that the recipe or the command has are given.
+- Named corpora are small files in `LONGSPAN_HOME`, with their checksums, as a download would have left them.
+- `train` and `search` get two steps (or one epoch), two layers, narrow widths, short blocks and memories.
+  Only options that the recipe or the command has are given. The command's own values must be valid too.
 - `eval`, `generate`, `data` and `attention` get a limit of what they read or write.
 
 A recipe in a `toml` block is written to the file that its first line names.
@@ -18,6 +18,7 @@ import json
 import re
 import shlex
 import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,8 +97,11 @@ def write_corpora(symbols: bytes) -> None:
     for name, archive in corpora.ARCHIVES.items():
         folder = corpora.folder_of(name)
         folder.mkdir(parents=True)
+        text = lines.get(name, words)
         for file in archive.members.values():
-            (folder / file).write_bytes(lines.get(name, words))
+            (folder / file).write_bytes(text)
+        facts = {file: [len(text), zlib.crc32(text)] for file in archive.members.values()}
+        (folder / "unpacked.json").write_text(json.dumps(facts))
 
 
 def write_files(section: str, folder: Path) -> None:
@@ -172,6 +176,7 @@ def small_training(words: list[str]) -> list[str]:
     values = [words[words.index(name) + 1] for name in given]
     for name, value in split_overrides([part for pair in zip(given, values, strict=True) for part in pair]):
         schema.override(table, name, value)
+    schema.read(RunConfig, table)
     options = {f"model.{name}": size for name, size in SIZES.items() if name in table["model"]}
     if isinstance(table["model"].get("span"), dict):
         options |= {"model.span.limit": SIZES["context"], "model.span.ramp": 4}
@@ -190,7 +195,7 @@ def small_training(words: list[str]) -> list[str]:
     options |= {"training.micro_batches": min(2, int(str(table["training"].get("micro_batches", 1))))}
     for number, stage in enumerate(table["stage"]):
         options |= {f"stage.{number}.epochs": 1} if "epochs" in stage else {f"stage.{number}.steps": 2}
-    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 SMALL: dict[str, Callable[[list[str]], list[str]]] = {
@@ -212,6 +217,17 @@ SMALL: dict[str, Callable[[list[str]], list[str]]] = {
 }
 
 
+def with_options(words: list[str], options: list[str]) -> list[str]:
+    """The words of a command with other values for options that it has, and further options at its end."""
+    words = list(words)
+    for name, value in zip(options[::2], options[1::2], strict=True):
+        if name in words:
+            words[words.index(name) + 1] = value
+        else:
+            words += [name, value]
+    return words
+
+
 @pytest.mark.parametrize("name", sections())
 def test_every_command_runs(name: str, reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
     section = sections()[name]
@@ -219,7 +235,7 @@ def test_every_command_runs(name: str, reader: Path, capsys: pytest.CaptureFixtu
     write_files(section, reader)
     for command in commands(section):
         words = shlex.split(command)[1:]
-        words += SMALL.get(words[0], lambda words: [])(words)
+        words = with_options(words, SMALL.get(words[0], lambda words: [])(words))
         assert main(words) == 0, f"{command}\n{shlex.join(words)}\n{capsys.readouterr().err}"
         shown = capsys.readouterr()
         assert shown.out.strip() or shown.err.strip(), command

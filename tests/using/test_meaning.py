@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
@@ -48,6 +49,20 @@ def test_a_prompt_with_unknown_words_is_shown_as_it_is_read(run, capsys):
     err = capsys.readouterr().err
     assert "warning: 1 of the 3 tokens of the prompt are not in the vocabulary: " in err
     assert "it is read as 'the <unk> sat'" in err
+
+
+def test_every_prompt_of_a_file_and_every_line_is_checked(run, tmp_path, capsys, monkeypatch):
+    lines = "the dog sat\nthe cat sat\nfox sat\n"
+    (tmp_path / "prompts.txt").write_text(lines)
+    command = ["generate", str(run.path), "--tokens", "2"]
+    for words in (["--prompts", str(tmp_path / "prompts.txt")], ["--interactive"]):
+        monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+        assert main([*command, *words]) == 0
+        warned = capsys.readouterr().err.splitlines()
+        assert [line.rpartition("read as ")[2] for line in warned] == ["'the <unk> sat'", "'<unk> sat'"]
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main([*command, "--interactive", "--prompt", "the dog sat"]) == 0
+    assert "it is read as 'the <unk> sat'" in capsys.readouterr().err
 
 
 def test_known_prompts_and_unk_itself_are_no_reason_to_warn(run):

@@ -37,7 +37,8 @@ def test_checkpoints_without_a_part(tmp_path: Path, capsys: pytest.CaptureFixtur
     progress = saved.facts["progress"]
     changed = [{name: value for name, value in saved.facts.items() if name != part} for part in saved.facts]
     changed = [facts for facts in changed if "fixed_options" in facts]  # old checkpoints have none
-    changed += [saved.facts | {"progress": value} for value in (None, [1], {"step": 1})]
+    odd = (None, [1], {"step": 1}, progress | {"position": None}, progress | {"position": [1]})
+    changed += [saved.facts | {"progress": value} for value in odd]
     changed += [saved.facts | {"progress": {k: v for k, v in progress.items() if k != "position"}}]
     for facts in changed:
         checkpoint.save(last, saved.tensors, facts)
@@ -47,6 +48,22 @@ def test_checkpoints_without_a_part(tmp_path: Path, capsys: pytest.CaptureFixtur
         checkpoint.save(last, tensors, saved.facts)
         assert "it lacks" in complaint(capsys, "train", "--resume", run.path, "--quiet")
     assert run.metrics.read_bytes() == before
+    names = sorted(path.name for path in last.parent.iterdir())
+    assert names == ["best.safetensors", "last.safetensors"]  # nothing was renamed or replaced
+
+
+def test_a_finished_run_whose_checkpoint_has_no_progress(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from longspan.training import train
+
+    run = train(small_config(write_text(tmp_path), stage__0__steps=2, stage__1__steps=1), tmp_path / "run")
+    saved = checkpoint.load(run.checkpoint("last"))
+    without = {name: value for name, value in saved.facts.items() if name != "progress"}
+    for facts in (without, saved.facts | {"progress": None}):
+        checkpoint.save(run.checkpoint("last"), saved.tensors, facts)
+        assert main(["train", "--resume", str(run.path)]) == 0
+        assert "is finished: nothing to do" in "".join(capsys.readouterr())
 
 
 def test_files_that_cannot_be_written_are_found_before_measuring(

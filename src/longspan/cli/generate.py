@@ -102,6 +102,7 @@ def run(args: argparse.Namespace) -> None:
     seed = secrets.randbits(32) if args.seed is None else args.seed
     several = len(asked) * args.samples > 1
     for number, prompt in enumerate(asked):
+        lm.warn_of_unknown(prompt)
         state = lm.read(prompt)  # once for all samples; errors in the prompt appear before any output
         for sample in range(args.samples):
             if several and not args.json:

@@ -17,6 +17,7 @@ def take_turns(lm: LoadedModel, prompt: str, seed: int | None, settings: dict[st
     A line is appended to the text without its line end, an empty one as a line end. The state after each
     continuation is kept: the text before is never read again. Turn n has the seed `seed + n`.
     """
+    lm.warn_of_unknown(prompt)
     state = lm.read(prompt) if prompt else None
     shown = sys.stdin.isatty()
     turn = 0
@@ -26,13 +27,15 @@ def take_turns(lm: LoadedModel, prompt: str, seed: int | None, settings: dict[st
         line = sys.stdin.readline()
         if not line:
             break
+        text = line.rstrip("\r\n") or "\n"
         try:
-            state = lm.read(line.rstrip("\r\n") or "\n", state)
+            lm.warn_of_unknown(text)
+            state = lm.read(text, state)
         except UserError as problem:  # such as a character that the vocabulary lacks: ask again
             print(f"longspan: {problem}", file=sys.stderr)
             continue
-        text = lm.generate(state=state, seed=None if seed is None else seed + turn, **settings)
-        print(text, flush=True)
-        state, turn = text.state, turn + 1
+        answer = lm.generate(state=state, seed=None if seed is None else seed + turn, **settings)
+        print(answer, flush=True)
+        state, turn = answer.state, turn + 1
     if shown:
         print()

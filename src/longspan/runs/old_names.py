@@ -25,7 +25,8 @@ def current_facts(facts: dict[str, Any]) -> dict[str, Any]:
     facts = {_FACTS.get(name, name): value for name, value in facts.items()}
     if (options := facts.get("fixed_options")) is not None:
         facts["fixed_options"] = {_OPTIONS.get(name, name): value for name, value in options.items()}
-    position = facts.get("progress", {}).get("position", {})
-    if "passes" in position:
+    progress = facts.get("progress")
+    position = progress.get("position") if isinstance(progress, dict) else None
+    if isinstance(position, dict) and "passes" in position:
         position["epoch"] = position.pop("passes")
     return facts

@@ -145,11 +145,10 @@ def _finished(folder: RunFolder, before: RunConfig | None) -> str | None:
     if training.at_end == "stop":
         return "nothing to do"
     try:
-        facts = checkpoint.load(folder.checkpoint("last")).facts
-    except UserError:  # the checkpoint is lost, but the final score exists
+        progress = RunProgress.from_json(checkpoint.load(folder.checkpoint("last")).facts["progress"])
+    except (UserError, KeyError, TypeError):  # the checkpoint is lost or incomplete; the final score exists
         longer = before is not None and before.stage != folder.config.stage
         return None if longer else "nothing to do"
-    progress = RunProgress.from_json(facts["progress"])
     if progress.out_of_patience(training.patience):
         return (
             f"it had no better score in {progress.since_best} evaluations; to go on, raise training.patience"
