@@ -12,12 +12,8 @@ from longspan.errors import UserError, nearest
 from longspan.files import locked, whole_file
 from longspan.home import home
 
-_MADE_AGAIN = (
-    "tokens",
-    "checked",
-    "content",
-    "unpacked",
-)  # made from texts, and made again when they are needed
+# Caches: made from texts, and made again when they are needed.
+_MADE_AGAIN = ("tokens", "checked", "content", "unpacked")
 
 
 def remove(name: str) -> tuple[list[Path], int]:
