@@ -44,10 +44,12 @@ MISTAKES = [
     ),
     failure("data info text.txt --tokenizer number --vocabulary-size 7", "number"),
     *(
-        failure(f"data info text.txt --tokenizer {kind} --vocabulary-size {size}", "vocabulary_size|pieces")
-        for kind in ("bpe", "sentencepiece", "sentencepiece-default")
-        for size in ("3",)
+        usage(
+            f"data info text.txt --tokenizer {kind} --vocabulary-size 3", "vocabulary_size of 3 is too small"
+        )
+        for kind in ("bpe", "sentencepiece")
     ),
+    failure("data info text.txt --tokenizer sentencepiece-default --vocabulary-size 3", "3 pieces from text"),
     failure("data info pipe", "pipe is not a regular file"),
     failure("data add mine /dev/zero", "/dev/zero is not a regular file"),
     failure("cutoffs --counts /dev/zero --clusters 2", "/dev/zero is a device"),

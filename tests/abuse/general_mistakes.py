@@ -59,10 +59,18 @@ VALUED = {
 def _each(options: dict[str, list[str]], *more: str, line: str) -> list[Mistake]:
     """These words after every one of these options; `{}` in the pattern is the option."""
     return [
-        usage([*COMMANDS[command], option, *more], line.replace("{}", option))
+        usage([*_without(option, COMMANDS[command]), option, *more], line.replace("{}", option))
         for command, names in options.items()
         for option in names
     ]
+
+
+def _without(option: str, words: list[str]) -> list[str]:
+    """A command without an option and its value: an option that is given twice is another mistake."""
+    if option not in words:
+        return words
+    place = words.index(option)
+    return words[:place] + words[place + 2 :]
 
 
 MISTAKES = [
@@ -100,7 +108,7 @@ MISTAKES = [
     # values
     *_each(
         VALUED | WHOLE_NUMBERS | NUMBERS | CHOICES,
-        line="{}(/--from)?'?:? (expected one argument|needs a value)",
+        line="{}'?:? (expected one argument|needs a value)",
     ),
     *_each(WHOLE_NUMBERS, "x", line="{}: invalid int value: 'x'"),
     *_each(WHOLE_NUMBERS, "1.5", line="{}: invalid int value: '1.5'"),

@@ -50,7 +50,7 @@ RECIPES = {
     "block": "block_length",
     "cutoffs": "cutoffs",
     "date": "'model.width' must be a whole number",
-    "deep": "deep.toml is not valid TOML|unknown key 'a'",
+    "deep": "deep.toml is not valid TOML: it is nested too deeply",
     "deep-list": "deep-list.toml is not valid TOML: it is nested too deeply",
     "control": "name",
 }
@@ -146,7 +146,7 @@ MISTAKES: list[Mistake] = [
     failure(["train", "tiny.toml", "--out", "n" * 300], "."),
     usage("train tiny.toml --out ''", "--out is empty"),
     usage("train tiny.toml --out new --resume run", "leave out all other options"),
-    usage("train --resume run --training.seed 3", "leave out all other options"),
+    failure("train --resume run --training.seed 3", "training.seed = 3, but the run began with"),
     usage("train --resume run tiny.toml", "leave out all other options"),
     usage("train --resume ''", "--resume is empty"),
     usage("train --or-resume", "give --out RUN"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,11 @@ def text(tmp_path: Path) -> Path:
 
 def made_from() -> list[str]:
     return sorted(path.name.rpartition("-")[0] for path in (home() / "tokens").glob("*"))
+
+
+def kept() -> list[str]:
+    """What is in the cache folder, without lock files: another process may wait for one."""
+    return sorted(path.name for path in home().iterdir() if path.suffix != ".lock")
 
 
 def test_an_added_name_is_forgotten_and_its_text_stays(
@@ -55,15 +61,19 @@ def test_clean_keeps_names_texts_and_downloads(text: Path, tmp_path: Path) -> No
     download = home() / "downloads" / "text8.zip"
     download.parent.mkdir()
     download.touch()
+    with gzip.open(tmp_path / "packed.txt.gz", "wt") as file:
+        file.write("a line of text\n" * 200)
+    assert main(["data", "info", str(tmp_path / "packed.txt.gz")]) == 0
+    assert {"checked", "content", "tokens", "unpacked"} <= set(kept())
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").touch()
     (home() / "tokens" / "link").symlink_to(outside)
     assert main(["data", "clean"]) == 0
-    assert sorted(path.name for path in home().iterdir()) == ["corpora.json", "downloads"]
+    assert kept() == ["corpora.json", "downloads"]
     assert (outside / "file").exists()
     assert main(["data", "info", "novels"]) == 0
     assert main(["data", "clean", "--downloads"]) == 0
-    assert [path.name for path in home().iterdir()] == ["corpora.json"]
+    assert kept() == ["corpora.json"]
     assert text.is_file()
     assert main(["data", "clean"]) == 0  # nothing left to remove

@@ -237,7 +237,7 @@ class TestModel:
     ],
 )
 def test_what_cannot_be_is_refused(value: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "quickstart", f"--model.{value}"]) == 1
+    assert main(["train", "quickstart", f"--model.{value}"]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1

@@ -76,7 +76,7 @@ def test_bad_patterns_are_one_line(
     pattern: str, complaint: str, capsys: pytest.CaptureFixture[str], tmp_path
 ) -> None:
     out = tmp_path / "run"
-    assert main(["train", "txl-text8", "--model.pattern", pattern, "--out", str(out)]) == 1
+    assert main(["train", "txl-text8", "--model.pattern", pattern, "--out", str(out)]) == 2
     error = capsys.readouterr().err
     assert complaint in error
     assert "s (attention), l (long attention), f (feed-forward), i (identity)" in error

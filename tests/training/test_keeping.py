@@ -217,19 +217,19 @@ def test_so_is_one_with_a_damaged_checkpoint(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("words", "status", "complaint"),
     [
-        (["--model.width", "32"], "the command has model.width = 32, but the run began with 16"),
-        (["--stage.7.steps", "9"], "'7' is not one of the 2 entries"),
-        (["--stage.1.stepps", "9"], "unknown key 'stage.1.stepps'"),
-        (["--data", "x.txt"], "leave out all other options, except dotted ones such as --stage.0.steps"),
+        (["--model.width", "32"], 1, "the command has model.width = 32, but the run began with 16"),
+        (["--stage.7.steps", "9"], 2, "'7' is not one of the 2 entries"),
+        (["--stage.1.stepps", "9"], 2, "unknown key 'stage.1.stepps'"),
+        (["--data", "x.txt"], 2, "leave out all other options, except dotted ones such as --stage.0.steps"),
     ],
 )
 def test_what_cannot_be_changed(
-    run: RunFolder, words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, words: list[str], status: int, complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-    assert main(["train", "--resume", str(run.path), *words]) == 1
+    assert main(["train", "--resume", str(run.path), *words]) == status
     (line,) = capsys.readouterr().err.splitlines()
     assert complaint in line
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before

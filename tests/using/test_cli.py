@@ -300,7 +300,7 @@ def test_eval_settings_that_are_wrong(run: RunFolder, capsys: pytest.CaptureFixt
     assert "'evaluation.batch_size' must be a whole number" in misuse(
         capsys, "eval", run.path, "--batch-size", "two"
     )
-    assert "no split 'tset'; did you mean 'test'?" in complaint(capsys, "eval", run.path, "--split", "tset")
+    assert "no split 'tset'; did you mean 'test'?" in misuse(capsys, "eval", run.path, "--split", "tset")
     assert "unknown key 'model.widht'; did you mean 'width'?" in misuse(
         capsys, "eval", run.path, "--model.widht", "8"
     )

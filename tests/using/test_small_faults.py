@@ -11,10 +11,11 @@ import pytest
 
 from longspan import __main__ as entry
 from longspan.cli import main
+from longspan.config.data import LARGEST_VOCABULARY
 from longspan.data import corpora
 from longspan.runs import checkpoint
 from tests.training.runs import small_config, write_text
-from tests.using.test_cli import complaint
+from tests.using.test_cli import complaint, misuse
 from tests.using.tiny import run_folder
 
 
@@ -23,7 +24,12 @@ from tests.using.tiny import run_folder
 def test_huge_vocabularies(kind: str, size: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.txt").write_text("some words\n" * 90)
     words = ["data", "info", tmp_path / "a.txt", "--tokenizer", kind, "--vocabulary-size", size]
-    assert f"a vocabulary_size of {size:,} is too large" in complaint(capsys, *words)
+    wanted = (
+        f"a vocabulary_size of {size:,} is too large"
+        if size <= LARGEST_VOCABULARY
+        else f"vocabulary_size must be between 1 and {LARGEST_VOCABULARY:,}, not {size:,}"
+    )
+    assert wanted in misuse(capsys, *words)
 
 
 def test_checkpoints_without_a_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,7 +90,7 @@ def test_a_new_folder_needs_an_existing_parent(
         ["train", "--out", "rusn/mine"],
         ["search", "--out", "rusn/mine"],
         ["spans", "run", "--out", "a.png", "--freeze", "rusn/mine"],
-        ["import", "file", "--from", "sha-rnn", "--out", "rusn/mine"],
+        ["import", "file", "--kind", "sha-rnn", "--out", "rusn/mine"],
     ):
         assert main(command) == 1
         assert asked in capsys.readouterr().err

@@ -100,12 +100,14 @@ def add(args: argparse.Namespace) -> None:
 def info(args: argparse.Namespace) -> None:
     from longspan.data import order_0_entropy, prepare
     from longspan.data.preparation import forget_checks
+    from longspan.data.tokenizers import check_settings
 
     if args.verify:
         forget_checks()
     table = {"corpus": args.corpus, "binary": args.binary, "tokenizer": tokenizer_table(args)}
     with usage_errors():
         config = schema.read(DataConfig, table)
+        check_settings(config.tokenizer)
     corpus = prepare(config, say)
     rows, splits = [], dict[str, dict[str, Any]]()
     for split, token_file in corpus.splits.items():

@@ -14,7 +14,7 @@ from longspan.cli.figures import lost_text, meaningless, perplexity
 from longspan.cli.overrides import split_overrides
 from longspan.cli.paths import expanded
 from longspan.cli.plugin_option import add_plugin_option
-from longspan.errors import UsageError, UserError
+from longspan.errors import UsageError, UserError, usage_errors
 from longspan.json_text import to_json
 from longspan.progress import every_tenth
 from longspan.terminal import console
@@ -72,7 +72,7 @@ def register(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     from longspan.data import corpora
     from longspan.data.corpus import WHOLE
-    from longspan.evaluation import evaluate, has_changed, held_out, split_to_score
+    from longspan.evaluation import check_split, evaluate, has_changed, held_out, split_to_score
     from longspan.language_model import load
     from longspan.runs import RunFolder
     from longspan.runs.environment import check_one_process
@@ -80,6 +80,9 @@ def run(args: argparse.Namespace) -> None:
     check_one_process()
     if args.data == "":  # most likely an unset shell variable
         raise UsageError("--data is empty: give it a value or leave it out")
+    if args.split is not None:
+        with usage_errors():
+            check_split(args.split)
     overrides = _overrides(args)
     lm = load(args.folder, args.checkpoint, args.device, overrides)
     corpus = args.data or lm.config.data.corpus

@@ -9,7 +9,7 @@ from typing import Any
 
 from longspan.cli.console import say
 from longspan.cli.paths import check_parent, expanded
-from longspan.errors import UsageError
+from longspan.errors import UsageError, usage_errors
 
 
 def register(subparsers: Any) -> None:
@@ -54,17 +54,24 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from longspan.interop.original import check_kind
     from longspan.interop.pretrained import find_pretrained
     from longspan.interop.run import import_run
     from longspan.runs import RunFolder
 
     if (args.file is None) == (args.pretrained is None):
         raise UsageError("give a checkpoint FILE, or the name of a published model with --pretrained")
+    if not args.out:  # most likely an unset shell variable
+        raise UsageError("--out is empty: give it the new run folder")
+    if args.kind is not None:
+        with usage_errors():
+            check_kind(args.kind)
     out, corpus = Path(args.out), args.data
     RunFolder.must_be_new(out)
     check_parent(out)
     if args.pretrained is not None:
-        model = find_pretrained(args.pretrained)
+        with usage_errors():
+            model = find_pretrained(args.pretrained)
         if args.kind not in (None, model.kind):
             raise UsageError(f"the model '{model.name}' is of the kind {model.kind}: drop --kind")
         corpus = corpus or model.corpus

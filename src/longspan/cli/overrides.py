@@ -26,7 +26,7 @@ def split_overrides(words: Sequence[str]) -> list[tuple[str, str]]:
                 raise UsageError(f"'{word}' needs a value, such as {word} VALUE")
             value = following
         if name.replace("-", "_") in {f"__{known.replace('-', '_')}" for known, _ in pairs}:
-            raise UserError(f"{name} is given twice: give it once")
+            raise UsageError(f"{name} is given twice: give it once")
         pairs.append((name[2:], value))
     return pairs
 

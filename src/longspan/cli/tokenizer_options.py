@@ -7,6 +7,7 @@ import typing
 from typing import Any
 
 from longspan.config import DataConfig, TokenizerConfig, schema
+from longspan.errors import usage_errors
 
 
 def add_tokenizer_options(parser: argparse.ArgumentParser, *, default: str) -> None:
@@ -40,7 +41,12 @@ def given_tokenizer_options(args: argparse.Namespace) -> list[str]:
 
 
 def tokenizer_config(args: argparse.Namespace) -> TokenizerConfig:
-    return schema.read(DataConfig, {"tokenizer": tokenizer_table(args)}).tokenizer
+    from longspan.data.tokenizers import check_settings
+
+    with usage_errors():
+        config = schema.read(DataConfig, {"tokenizer": tokenizer_table(args)}).tokenizer
+        check_settings(config)
+    return config
 
 
 def tokenizer_table(args: argparse.Namespace) -> dict[str, Any]:

@@ -28,6 +28,8 @@ else:
 
 T = TypeVar("T")
 
+_DEEPEST = 50  # levels of tables and lists in a TOML file
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
@@ -146,6 +148,8 @@ def _written(value: Any) -> Any:
 def parse_toml(content: bytes, source: str) -> dict[str, Any]:
     try:
         table: dict[str, Any] = tomllib.loads(content.decode("utf-8-sig"))  # editors may write a BOM
+        if _is_deeper(table, _DEEPEST):  # dotted keys nest without recursion in the parser
+            raise ValueError("it is nested too deeply")
     except UnicodeDecodeError:
         raise UserError(f"{source} is not UTF-8 text: save it as UTF-8") from None
     except ValueError as problem:
@@ -153,6 +157,12 @@ def parse_toml(content: bytes, source: str) -> dict[str, Any]:
     except RecursionError:
         raise UserError(f"{source} is not valid TOML: it is nested too deeply") from None
     return table
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether tables and lists are nested in more levels than these."""
+    entries = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_is_deeper(entry, levels - 1) for entry in entries)
 
 
 def format_toml(table: Mapping[str, Any]) -> str:

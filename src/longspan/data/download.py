@@ -92,6 +92,11 @@ def _check_unpacked(archive: Archive, folder: Path) -> None:
         facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
     except FileNotFoundError:  # unpacked by an older version, or by hand
         facts = {}
+        missing = [name for name in archive.members.values() if not (folder / name).is_file()]
+        if missing:
+            raise UserError(
+                f"{folder} has no {' or '.join(missing)}: add what is missing, or delete the folder"
+            ) from None
     except ValueError:
         raise _damaged(folder / _FACTS) from None
     for name in archive.members.values():

@@ -12,7 +12,8 @@ from longspan.errors import UserError, nearest
 from longspan.files import locked, whole_file
 from longspan.home import home
 
-_MADE_AGAIN = ("tokens", "content")  # made from texts, and made again when they are needed
+# Caches: made from texts, and made again when they are needed.
+_MADE_AGAIN = ("tokens", "checked", "content", "unpacked")
 
 
 def remove(name: str) -> tuple[list[Path], int]:
@@ -35,7 +36,7 @@ def remove(name: str) -> tuple[list[Path], int]:
 
 
 def clean(*, downloads: bool = False) -> tuple[list[Path], int]:
-    """Remove all token files, and with `downloads` also all corpora that were downloaded."""
+    """Remove all token files and other caches, and with `downloads` also all corpora that were downloaded."""
     names = (*_MADE_AGAIN, "corpora", "downloads") if downloads else _MADE_AGAIN
     return _delete([home() / name for name in names])
 

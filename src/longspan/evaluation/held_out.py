@@ -32,9 +32,14 @@ def held_out(
         if file is None:
             raise UserError(f"{corpus} is not a text file: score its train, valid or test split")
         return split_tokens(local.whole_file(file, binary=binary), WHOLE, tokenizer, settings, progress)
-    if split not in SPLITS:
-        raise UserError(f"there is no split '{split}'{nearest(split, SPLITS)} (one of {', '.join(SPLITS)})")
+    check_split(split)
     return split_tokens(corpora.find(corpus, progress, binary=binary), split, tokenizer, settings, progress)
+
+
+def check_split(split: str) -> None:
+    """A `UserError` if there is no such split."""
+    if split not in (*SPLITS, WHOLE):
+        raise UserError(f"there is no split '{split}'{nearest(split, SPLITS)} (one of {', '.join(SPLITS)})")
 
 
 def split_to_score(split: str | None, data: str | None) -> str:

@@ -67,12 +67,17 @@ def load_original(
     return changed.eval()
 
 
+def check_kind(kind: str) -> None:
+    """A `UserError` if no such checkpoint can be read."""
+    if kind not in KINDS:
+        raise UserError(f"unknown kind '{kind}'{nearest(kind, KINDS)} (known: {', '.join(KINDS)})")
+
+
 def read_original(
     path: Path, kind: str, config: Mapping[str, Any] | str | Path | None = None
 ) -> tuple[ModelConfig, LanguageModel]:
     """The model of an original's checkpoint and the configuration that was found for it."""
-    if kind not in KINDS:
-        raise UserError(f"unknown kind '{kind}'{nearest(kind, KINDS)} (known: {', '.join(KINDS)})")
+    check_kind(kind)
     translation = KINDS[kind]
     if config is None and translation.companion:
         beside = path.with_name(translation.companion)

@@ -125,6 +125,8 @@ def resume(
         raise UserError(f"{run} cannot be resumed: its configuration has no [[stage]]")
     with RunLog(reporter or Reporter()) as log, cpu_threads(folder.config.training.threads):
         if (advice := _finished(folder, before)) is not None:
+            if before is not None:  # a changed option must not be ignored silently
+                check_resumable("the command", folder.config, 0, fixed_options(before, 0))
             log.say(f"{run} is finished: {advice}")
             return folder
         with lock.for_training(folder):
