@@ -202,9 +202,10 @@ struct Call {
     int64_t batch, heads, block, width, first_distance, longest, threads, seed;
     float scale, dropout, ramp;
     Rows q, k, v, out, dq, dk, dv, dout;
-    const Head *each;                   // longest windows first: short ones then fill the gaps
-    const int64_t *filled;              // rows of the memory that are filled, [B], or null
-    // The mask [H, L], nearest first, or spans [B, H, T], or null; position keys [L, K], nearest first, or null.
+    const Head *each;       // longest windows first: short ones then fill the gaps
+    const int64_t *filled;  // rows of the memory that are filled, [B], or null
+    // The mask [H, L], nearest first, or spans [B, H, T], or null; position keys [L, K], nearest first, or
+    // null.
     const float *mask, *spans, *position_keys;
     float *dmask, *dspans, *dposition_keys;
     float *weights;                  // softmax, [B, T, W] of every head, oldest first, or null
@@ -341,8 +342,7 @@ struct Task {
                          seen, K);
             for (int64_t j = 0; j < queries; j++)
                 weigh_gradients(t0 + j, dused + j * diagonal, call.spans ? masked(t0 + j) : mask,
-                                used + j * diagonal, by_key + j * diagonal, by_distance + j * columns,
-                                dmask);
+                                used + j * diagonal, by_key + j * diagonal, by_distance + j * columns, dmask);
             for (int64_t j = 0; j < queries; j += ROWS) {
                 const Right<float> dasking = {dq + j * K, K};
                 multiply({by_key + j * diagonal, key_row, 1}, {keys + (t0 + j) * K, K}, dasking, K,
