@@ -8,7 +8,7 @@ from typing import Literal
 from longspan.config.schema import chosen_section, option
 from longspan.registry import TOKENIZERS
 
-LARGEST_VOCABULARY = 2**24  # libraries that fit tokenizers allocate memory for all of it, and abort without
+LARGEST_VOCABULARY = 2**22  # libraries that fit tokenizers allocate memory for all of it, and abort without
 
 
 @dataclass(frozen=True, kw_only=True)

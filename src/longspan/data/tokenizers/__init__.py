@@ -14,7 +14,6 @@ from longspan.registry import TOKENIZERS
 __all__ = ["TokenStream", "Tokenizer", "check_settings", "fit_tokenizer", "id_type", "load_tokenizer"]
 
 _LEARNED = {"sentencepiece", "sentencepiece-default", "bpe"}
-_MOST = 2**22  # the libraries reserve memory for the whole vocabulary before they read the text
 _LEAST = {"word": 3, "number": 1, "sentencepiece": 258, "bpe": 256}  # <eos>, <unk> and a word; the bytes
 
 
@@ -38,8 +37,6 @@ def check_settings(config: TokenizerConfig) -> None:
     least = _LEAST.get(config.kind, 0)
     if size is not None and size < least:
         raise UserError(f"a vocabulary_size of {size} is too small for {config.kind}: at least {least}")
-    if size is not None and size > _MOST:
-        raise UserError(f"a vocabulary_size of {size:,} is too large: at most {_MOST:,}")
     if config.lowercase and "lowercase" not in options:
         raise UserError(f"the {config.kind} tokenizer does not turn text to lower case: drop lowercase")
     if config.order != TokenizerConfig().order and "order" not in options:
