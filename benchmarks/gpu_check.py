@@ -34,6 +34,7 @@ TESTS = [
     "tests/training/test_modern_run.py",
     "tests/kernels/test_span_attention_gpu.py",
     "tests/models/test_sha_rnn.py",
+    "tests/models/test_weight_drop.py",
     "tests/training/test_graphs.py",
     "tests/training/test_gpu.py",
     "tests/training/test_gpu_capture.py",
