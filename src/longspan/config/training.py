@@ -166,6 +166,14 @@ class TrainingConfig:
         help="blocks of one update, as in SHA-RNN's code: their losses are added up, and gradients flow "
         "through the state from block to block; updates do not cross the end of an epoch",
     )
+    shard: bool = option(
+        False,
+        help="under torchrun: divide weights, gradients and optimizer state over the processes (FSDP), for "
+        "models that do not fit on one GPU",
+    )
+    timeout_seconds: float = option(
+        600.0, help="under torchrun: how long a process waits for the others before the training ends"
+    )
     precision: Precision = option(
         "auto",
         help="precision of the forward pass; auto is bf16 on a GPU that has it, else float32; weights, "
@@ -227,6 +235,8 @@ class TrainingConfig:
             raise ValueError("threads must be at least 1, or auto")
         if not self.checkpoint_minutes >= 0:
             raise ValueError("checkpoint_minutes must not be negative")
+        if not self.timeout_seconds > 0:
+            raise ValueError("timeout_seconds must be above 0")
         if self.keep_checkpoints < 1:
             raise ValueError("keep_checkpoints must be at least 1")
         if self.patience < 0:

@@ -1,0 +1,165 @@
+"""The processes that torchrun starts: which one this is, and what they agree on.
+
+Each process is a rank. They share one batch: every rank reads its own lanes of it. Without torchrun there is
+one rank, and nothing here communicates. Small values travel through gloo, on the CPU, so that no call waits
+for a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from longspan.errors import UserError
+
+_DIAGNOSIS_SECONDS = 10
+
+
+def launched() -> bool:
+    """Whether torchrun started this process."""
+    return {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"} <= os.environ.keys()
+
+
+def restarts() -> int:
+    """How often torchrun has started these processes again after a failure."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if launched() else 0
+
+
+def local_rank() -> int:
+    """The number of this process among those of its machine."""
+    return int(os.environ["LOCAL_RANK"]) if launched() else 0
+
+
+def local_size() -> int:
+    """The number of processes on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if launched() else 1
+
+
+@contextmanager
+def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
+    """Inside, the processes of torchrun are connected: NCCL between GPUs, gloo between CPUs."""
+    if not launched() or dist.is_initialized():
+        yield
+        return
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu else "cpu:gloo",
+        timeout=timedelta(seconds=timeout_seconds),
+        device_id=device if on_gpu else None,
+    )
+    diagnosis = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+    try:
+        yield
+    except RuntimeError as problem:
+        if size() == 1 or not _is_communication(problem):
+            raise
+        raise UserError(_failed_rank(problem, diagnosis, timeout_seconds)) from problem
+    dist.destroy_process_group()  # not after a failure: it could wait for a process that is gone
+
+
+def size() -> int:
+    """The number of ranks."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """The number of this process among all."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def is_first() -> bool:
+    """Whether this process writes logs, metrics and samples."""
+    return rank() == 0
+
+
+def share(batch_size: int) -> range:
+    """The lanes of this rank: equally many on every rank, in order."""
+    if batch_size % size():
+        raise UserError(
+            f"{batch_size} lanes cannot be divided over {size()} processes: choose a training.batch_size that "
+            f"is a multiple of {size()}"
+        )
+    lanes = batch_size // size()
+    return range(rank() * lanes, (rank() + 1) * lanes)
+
+
+def summed(values: Tensor) -> Tensor:
+    """The sum of a tensor over all ranks, on each of them."""
+    if size() > 1:
+        values = values.clone()
+        dist.all_reduce(values)
+    return values
+
+
+def any_rank(flag: bool) -> bool:
+    """Whether `flag` is true on one rank or more. Also makes every rank wait for the others."""
+    return bool(summed(torch.tensor(float(flag))) > 0) if size() > 1 else flag
+
+
+def from_first(number: float) -> float:
+    """The number that rank 0 has: what depends on a clock must be the same everywhere."""
+    if size() == 1:
+        return number
+    held = torch.tensor(number, dtype=torch.float64)
+    dist.broadcast(held, src=0)
+    return float(held)
+
+
+def text_from_first(text: str) -> str:
+    """The text that rank 0 has."""
+    if size() == 1:
+        return text
+    said = text.encode("utf-8", "surrogateescape")
+    held = torch.zeros(int(from_first(len(said))), dtype=torch.uint8)
+    if is_first():
+        held = torch.tensor(list(said), dtype=torch.uint8)
+    dist.broadcast(held, src=0)
+    return bytes(held.tolist()).decode("utf-8", "surrogateescape")
+
+
+@contextmanager
+def first_before_others() -> Iterator[None]:
+    """Inside, rank 0 runs first and the others after it, to find what it has made."""
+    if not is_first() and any_rank(False):
+        raise UserError("rank 0 failed: see its message")
+    try:
+        yield
+    except BaseException:
+        if is_first():
+            any_rank(True)
+        raise
+    if is_first():
+        any_rank(False)
+
+
+def _is_communication(problem: RuntimeError) -> bool:
+    """Whether the exception says that another process could not be reached."""
+    return isinstance(problem, dist.DistError) or re.search("gloo|nccl", str(problem), re.I) is not None
+
+
+def _failed_rank(problem: RuntimeError, diagnosis: dist.ProcessGroup, timeout_seconds: float) -> str:
+    """Which rank does not answer, as far as this rank can find out."""
+    if not re.search("timed? ?out", str(problem), re.I):
+        return f"another process of this training ended (this is rank {rank()}): see its message"
+    try:
+        patience = timedelta(seconds=_DIAGNOSIS_SECONDS)
+        dist.monitored_barrier(diagnosis, patience, wait_all_ranks=True)
+    except RuntimeError as answer:
+        named = re.search(r"Ranks ([\d, ]+) failed", str(answer))
+        silent = named[1].strip(" ,") if named else "0" if re.search("rank 0", str(answer)) else ""
+        if silent:
+            return (
+                f"rank {silent} did not answer for {timeout_seconds:.0f} seconds: it hangs or is very slow; see "
+                "its log, or raise training.timeout_seconds"
+            )
+    return (
+        f"the processes waited {timeout_seconds:.0f} seconds for each other (this is rank {rank()}): one of "
+        "them was slow; raise training.timeout_seconds"
+    )
