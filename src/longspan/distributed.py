@@ -12,10 +12,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from longspan.errors import UserError
 
@@ -50,7 +52,7 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
         return
     on_gpu = device.type == "cuda"
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_gpu else "cpu:gloo",
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
         timeout=timedelta(seconds=timeout_seconds),
         device_id=device if on_gpu else None,
     )
@@ -61,6 +63,7 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
         if size() == 1 or not _is_communication(problem):
             raise
         raise UserError(_failed_rank(problem, diagnosis, timeout_seconds)) from problem
+    mesh.cache_clear()
     dist.destroy_process_group()  # not after a failure: it could wait for a process that is gone
 
 
@@ -70,8 +73,10 @@ def size() -> int:
 
 
 def rank() -> int:
-    """The number of this process among all."""
-    return dist.get_rank() if dist.is_initialized() else 0
+    """The number of this process among all; known before they are connected, and after."""
+    if dist.is_initialized():
+        return dist.get_rank()
+    return int(os.environ["RANK"]) if launched() else 0
 
 
 def is_first() -> bool:
@@ -86,8 +91,14 @@ def share(batch_size: int) -> range:
             f"{batch_size} lanes cannot be divided over {size()} processes: choose a training.batch_size that "
             f"is a multiple of {size()}"
         )
-    lanes = batch_size // size()
-    return range(rank() * lanes, (rank() + 1) * lanes)
+    lanes, first = batch_size // size(), rank() if size() > 1 else 0
+    return range(first * lanes, (first + 1) * lanes)
+
+
+@cache
+def mesh(device_type: str) -> DeviceMesh:
+    """All ranks, as DTensors need them."""
+    return init_device_mesh(device_type, (size(),))
 
 
 def summed(values: Tensor) -> Tensor:
@@ -100,7 +111,16 @@ def summed(values: Tensor) -> Tensor:
 
 def any_rank(flag: bool) -> bool:
     """Whether `flag` is true on one rank or more. Also makes every rank wait for the others."""
-    return bool(summed(torch.tensor(float(flag))) > 0) if size() > 1 else flag
+    return bool(highest(flag))
+
+
+def highest(number: int) -> int:
+    """The highest of the numbers that the ranks have."""
+    if size() == 1:
+        return number
+    held = torch.tensor(number)
+    dist.all_reduce(held, dist.ReduceOp.MAX)
+    return int(held)
 
 
 def from_first(number: float) -> float:
@@ -124,9 +144,18 @@ def text_from_first(text: str) -> str:
     return bytes(held.tolist()).decode("utf-8", "surrogateescape")
 
 
+def full(tensor: Tensor) -> Tensor:
+    """All of a tensor that may be sharded over the ranks; gradients flow back to each rank's part."""
+    gather = getattr(tensor, "full_tensor", None)  # of a DTensor, whose class takes long to import
+    return tensor if gather is None else gather()
+
+
 @contextmanager
 def first_before_others() -> Iterator[None]:
     """Inside, rank 0 runs first and the others after it, to find what it has made."""
+    if size() == 1:
+        yield
+        return
     if not is_first() and any_rank(False):
         raise UserError("rank 0 failed: see its message")
     try:

@@ -1,0 +1,95 @@
+"""One model on several ranks: replicated by DDP, or sharded by FSDP2.
+
+torch's modules for sharded tensors take long to import: they are imported where they are needed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from longspan import distributed
+from longspan.models.interface import LanguageModel
+
+
+def shard(model: LanguageModel) -> None:
+    """Divide every parameter over the ranks, except scalars; each block is gathered when it runs."""
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    mesh = distributed.mesh(next(model.parameters()).device.type)
+    scalars = {p for p in model.parameters() if p.ndim == 0}  # FSDP2 does not accept them
+    lists = (child for child in model.children() if isinstance(child, nn.ModuleList))
+    for module in [*(block for blocks in lists for block in blocks), model]:
+        fully_shard(module, mesh=mesh, ignored_params=scalars)
+        if hasattr(module, "initial_state"):
+            register_fsdp_forward_method(module, "initial_state")  # it may read parameters
+
+
+def replicate(module: nn.Module) -> nn.Module:
+    """The same module; the gradients of its backward pass are averaged over the ranks."""
+    if not dist.is_initialized():
+        return module
+    with warnings.catch_warnings():
+        # torch renames `broadcast_buffers`. Older versions do not know the new name.
+        warnings.filterwarnings("ignore", message=".*forward_sync_buffers")
+        # Buffers follow from the weights and are the same on every rank.
+        return DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+
+def synchronised(module: nn.Module, last: bool) -> AbstractContextManager[Any]:
+    """A context for one of several backward passes: only the last one averages the gradients."""
+    if isinstance(module, DistributedDataParallel) and not last:
+        return module.no_sync()
+    for part in module.modules():
+        if hasattr(part, "set_requires_gradient_sync"):  # sharded
+            part.set_requires_gradient_sync(last, recurse=False)
+    return nullcontext()
+
+
+def left_out(model: nn.Module, captured: bool, sharded: bool) -> list[nn.Parameter]:
+    """The parameters whose gradients neither DDP nor FSDP2 averages."""
+    if not dist.is_initialized() or not (captured or sharded):
+        return []
+    return [p for p in model.parameters() if captured or p.ndim == 0]
+
+
+@torch.no_grad()
+def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Average the gradients of `parameters` over the ranks, in one piece, after the backward pass.
+
+    For passes replayed from a CUDA graph, which DDP does not see, and for parameters that FSDP2 leaves out.
+    Unlike theirs it does not overlap with the backward pass.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= distributed.size()
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    torch._foreach_copy_(
+        gradients, [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
+    )
+
+
+def placed_like(full: Tensor, own: Tensor) -> Tensor:
+    """The part of a whole tensor that belongs on this rank, if `own` is sharded; else the tensor."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(own, DTensor):
+        return full
+    return distribute_tensor(full.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+
+
+def of_all_lanes(own: Tensor) -> Tensor:
+    """The carried state of all ranks as one tensor, of which this rank has its own lanes."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    return DTensor.from_local(own, distributed.mesh(own.device.type), [Shard(0)], run_check=False)
