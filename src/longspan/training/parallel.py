@@ -15,21 +15,31 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from longspan import distributed
+from longspan import distributed, hooks
 from longspan.models.interface import LanguageModel
 
 
 def shard(model: LanguageModel) -> None:
-    """Divide every parameter over the ranks, except scalars; each block is gathered when it runs."""
+    """Divide the parameters over the ranks, except for a few small ones; each block is gathered as it runs."""
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     mesh = distributed.mesh(next(model.parameters()).device.type)
-    scalars = {p for p in model.parameters() if p.ndim == 0}  # FSDP2 does not accept them
+    whole = set(_whole(model))
     lists = (child for child in model.children() if isinstance(child, nn.ModuleList))
     for module in [*(block for blocks in lists for block in blocks), model]:
-        fully_shard(module, mesh=mesh, ignored_params=scalars)
+        fully_shard(module, mesh=mesh, ignored_params=whole)
         if hasattr(module, "initial_state"):
             register_fsdp_forward_method(module, "initial_state")  # it may read parameters
+
+
+def _whole(model: LanguageModel) -> list[nn.Parameter]:
+    """The parameters that are not sharded: scalars, which FSDP2 does not accept, and what hooks may read.
+
+    Hooks such as `penalties` are called outside of the forward pass, where sharded parameters are not
+    gathered. The modules that have some hold small parameters: spans, logits of a search.
+    """
+    read = (p for m in model.modules() if hooks.reads_weights(m) for p in m.parameters(recurse=False))
+    return [*read, *(p for p in model.parameters() if p.ndim == 0)]
 
 
 def replicate(module: nn.Module) -> nn.Module:
@@ -53,11 +63,11 @@ def synchronised(module: nn.Module, last: bool) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def left_out(model: nn.Module, captured: bool, sharded: bool) -> list[nn.Parameter]:
+def left_out(model: LanguageModel, captured: bool, sharded: bool) -> list[nn.Parameter]:
     """The parameters whose gradients neither DDP nor FSDP2 averages."""
     if not dist.is_initialized() or not (captured or sharded):
         return []
-    return [p for p in model.parameters() if captured or p.ndim == 0]
+    return list(model.parameters()) if captured else list(dict.fromkeys(_whole(model)))
 
 
 @torch.no_grad()

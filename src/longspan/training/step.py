@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from longspan import distributed
 from longspan.compile_fallback import CompileFallback
 from longspan.config.training import Precision
 from longspan.data import TokenBlock
@@ -165,7 +164,7 @@ class _Losses(nn.Module):
             piece = nll_BT.sum()
             loss = piece / block.targets_BT.numel()
             if lanes.start == 0:  # once per batch, not once per micro-batch
-                loss = loss + sum(map(distributed.full, self.model.penalties().values()))
+                loss = loss + sum(self.model.penalties().values())
             if added:  # a mean over the tokens of this micro-batch
                 loss = loss + sum(added) * (nll_BT.shape[0] / block.targets_BT.shape[0])
             losses.append(loss)
