@@ -12,12 +12,16 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from longspan.errors import UserError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 _DIAGNOSIS_SECONDS = 10
 
@@ -98,6 +102,23 @@ def summed(values: Tensor) -> Tensor:
     return values
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this rank holds only some rows of the tensor: a `DTensor`, as FSDP2 makes of parameters."""
+    return _as_sharded(tensor) is not None
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The rows of a sharded tensor that this rank holds, possibly none; any other tensor itself."""
+    sharded = _as_sharded(tensor)
+    return tensor if sharded is None else sharded.to_local()
+
+
+def full(tensor: Tensor) -> Tensor:
+    """All rows of a sharded tensor, with its gradient; any other tensor itself. Every rank must call it."""
+    sharded = _as_sharded(tensor)
+    return tensor if sharded is None else sharded.full_tensor()
+
+
 def any_rank(flag: bool) -> bool:
     """Whether `flag` is true on one rank or more. Also makes every rank wait for the others."""
     return bool(summed(torch.tensor(float(flag))) > 0) if size() > 1 else flag
@@ -137,6 +158,14 @@ def first_before_others() -> Iterator[None]:
         raise
     if is_first():
         any_rank(False)
+
+
+def _as_sharded(tensor: Tensor) -> DTensor | None:
+    if not dist.is_initialized():
+        return None
+    from torch.distributed.tensor import DTensor  # slow to import
+
+    return tensor if isinstance(tensor, DTensor) else None
 
 
 def _is_communication(problem: RuntimeError) -> bool:
