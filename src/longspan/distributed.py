@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from longspan.errors import UserError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+T = TypeVar("T", bound=Tensor)
 
 _DIAGNOSIS_SECONDS = 10
 
@@ -109,6 +115,31 @@ def summed(values: Tensor) -> Tensor:
     return values
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this rank holds only some rows of the tensor: a `DTensor`, as FSDP2 makes of parameters."""
+    return _as_sharded(tensor) is not None
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The rows of a sharded tensor that this rank holds, possibly none; any other tensor itself."""
+    sharded = _as_sharded(tensor)
+    return tensor if sharded is None else sharded.to_local()
+
+
+def full(tensor: Tensor) -> Tensor:
+    """All rows of a sharded tensor, with its gradient; any other tensor itself. Every rank must call it."""
+    sharded = _as_sharded(tensor)
+    return tensor if sharded is None else sharded.full_tensor()
+
+
+def by_placement(tensors: Iterable[T]) -> list[list[T]]:
+    """The tensors that are whole and those that are sharded, in order: torch's updates of many take no mix."""
+    both: tuple[list[T], list[T]] = ([], [])
+    for tensor in tensors:
+        both[is_sharded(tensor)].append(tensor)
+    return [alike for alike in both if alike]
+
+
 def any_rank(flag: bool) -> bool:
     """Whether `flag` is true on one rank or more. Also makes every rank wait for the others."""
     return bool(highest(flag))
@@ -144,12 +175,6 @@ def text_from_first(text: str) -> str:
     return bytes(held.tolist()).decode("utf-8", "surrogateescape")
 
 
-def full(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be sharded over the ranks; gradients flow back to each rank's part."""
-    gather = getattr(tensor, "full_tensor", None)  # of a DTensor, whose class takes long to import
-    return tensor if gather is None else gather()
-
-
 @contextmanager
 def first_before_others() -> Iterator[None]:
     """Inside, rank 0 runs first and the others after it, to find what it has made."""
@@ -166,6 +191,14 @@ def first_before_others() -> Iterator[None]:
         raise
     if is_first():
         any_rank(False)
+
+
+def _as_sharded(tensor: Tensor) -> DTensor | None:
+    if not dist.is_initialized():
+        return None
+    from torch.distributed.tensor import DTensor  # slow to import
+
+    return tensor if isinstance(tensor, DTensor) else None
 
 
 def _is_communication(problem: RuntimeError) -> bool:

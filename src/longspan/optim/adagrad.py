@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from longspan.compile_fallback import CompileFallback
+from longspan.distributed import local
 from longspan.optim.norms import norms
+from longspan.optim.shards import local_gradients, with_gradients
 
 EPSILON = 1e-10
 
@@ -43,13 +45,17 @@ class Adagrad(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if parameters:
-                gradients = [p.grad for p in parameters if p.grad is not None]
-                sums = [self._sum(p) for p in parameters]
-                # A tensor, so that a new rate does not recompile.
-                rate = torch.tensor(group["lr"], dtype=torch.float64)
-                (self._compiled or _update)(parameters, gradients, sums, rate, group["clip"] or math.inf)
+            # A tensor, so that a new rate does not recompile.
+            rate = torch.tensor(group["lr"], dtype=torch.float64)
+            for parameters, sharded in with_gradients(group["params"]):
+                (self._compiled or _update)(
+                    [local(p) for p in parameters],
+                    local_gradients(parameters),
+                    [local(self._sum(p)) for p in parameters],
+                    rate,
+                    group["clip"] or math.inf,
+                    sharded,
+                )
         return loss
 
     def _sum(self, parameter: Tensor) -> Tensor:
@@ -61,9 +67,14 @@ class Adagrad(Optimizer):
 
 
 def _update(
-    parameters: list[Tensor], gradients: list[Tensor], sums: list[Tensor], rate: Tensor, clip: float
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    sums: list[Tensor],
+    rate: Tensor,
+    clip: float,
+    sharded: bool,
 ) -> None:
-    rates = (clip / (norms(gradients) + EPSILON)).clamp(max=1.0) * rate
+    rates = (clip / (norms(gradients, sharded) + EPSILON)).clamp(max=1.0) * rate
     torch._foreach_addcmul_(sums, gradients, gradients)
     deviations = torch._foreach_sqrt(sums)
     torch._foreach_add_(deviations, EPSILON)

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from longspan.compile_fallback import CompileFallback
 from longspan.config import StageConfig
+from longspan.distributed import by_placement, is_sharded
 from longspan.errors import UserError
 from longspan.models.interface import LanguageModel
 from longspan.optim.adagrad import Adagrad
@@ -63,7 +64,9 @@ def build_optimizers(
         betas = (stage.beta1, stage.beta2)
         return [Lamb(groups, lr=rate, betas=betas, min_trust=stage.min_trust)]
     if stage.optimizer == "sgd":
-        return [torch.optim.SGD(groups, lr=rate, momentum=momentum, fused=True)]
+        # torch has no fused SGD for sharded tensors
+        fused = not any(map(is_sharded, groups_of))
+        return [torch.optim.SGD(groups, lr=rate, momentum=momentum, fused=fused, foreach=not fused)]
     return [_adam(torch.optim.Adam if stage.optimizer == "adam" else torch.optim.AdamW, groups, stage)]
 
 
@@ -86,5 +89,7 @@ def _adam(kind: type[torch.optim.Adam], groups: list[dict[str, Any]], stage: Sta
 
 
 def _group(parameters: list[nn.Parameter], peak: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-    """One parameter group, or none if there are no parameters."""
-    return [{"params": parameters, "peak": peak, "weight_decay": weight_decay}] if parameters else []
+    """One parameter group, or none if there are no parameters. Sharded parameters have a group of their own."""
+    return [
+        {"params": alike, "peak": peak, "weight_decay": weight_decay} for alike in by_placement(parameters)
+    ]

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from longspan.compile_fallback import CompileFallback
+from longspan.distributed import local
 from longspan.optim.norms import norms
+from longspan.optim.shards import local_gradients, with_gradients
 
 EPSILON = 1e-6
 LONGEST = 10.0  # upper bound of the weight norm in the trust ratio
@@ -54,15 +56,20 @@ class Lamb(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if parameters:
-                gradients = [p.grad for p in parameters if p.grad is not None]
-                means = [self._average(p, "exp_avg") for p in parameters]
-                squares = [self._average(p, "exp_avg_sq") for p in parameters]
-                # A tensor, so that a new rate does not recompile.
-                rate = torch.tensor(group["lr"], dtype=torch.float64)
-                others = (group["betas"], group["weight_decay"], group["min_trust"])
-                (self._compiled or _update)(parameters, gradients, means, squares, rate, *others)
+            # A tensor, so that a new rate does not recompile.
+            rate = torch.tensor(group["lr"], dtype=torch.float64)
+            for parameters, sharded in with_gradients(group["params"]):
+                (self._compiled or _update)(
+                    [local(p) for p in parameters],
+                    local_gradients(parameters),
+                    [local(self._average(p, "exp_avg")) for p in parameters],
+                    [local(self._average(p, "exp_avg_sq")) for p in parameters],
+                    rate,
+                    group["betas"],
+                    group["weight_decay"],
+                    group["min_trust"],
+                    sharded,
+                )
         return loss
 
     def _average(self, parameter: Tensor, name: str) -> Tensor:
@@ -82,9 +89,10 @@ def _update(
     betas: tuple[float, float],
     weight_decay: float,
     min_trust: float,
+    sharded: bool,
 ) -> None:
     beta1, beta2 = betas
-    lengths = norms(parameters)
+    lengths = norms(parameters, sharded)
     torch._foreach_lerp_(means, gradients, 1 - beta1)
     torch._foreach_mul_(squares, beta2)
     torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
@@ -93,7 +101,7 @@ def _update(
     moves = torch._foreach_div(means, deviations)
     if weight_decay:
         torch._foreach_add_(moves, parameters, alpha=weight_decay)
-    rates = _trust(lengths, norms(moves), min_trust) * rate
+    rates = _trust(lengths, norms(moves, sharded), min_trust) * rate
     torch._foreach_mul_(moves, rates.unbind())
     torch._foreach_sub_(parameters, moves)
 

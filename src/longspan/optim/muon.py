@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from longspan.distributed import local, size
 from longspan.errors import UserError
+from longspan.optim.division import divided, divided_rows
+from longspan.optim.shards import local_gradients, with_gradients
 
 STEPS = 5
 QUINTIC = (3.4445, -4.7750, 2.0315)
@@ -28,6 +32,9 @@ class Muon(Optimizer):
     comparable. A parameter [N, R, C] holds N matrices. The result is that of `torch.optim.Muon` with
     "match_rms_adamw", but all matrices of one shape are orthogonalised in the same batched products: on a GPU
     a few large ones instead of hundreds of small ones.
+
+    With several ranks each matrix is orthogonalised on one of them. All ranks must hold the same parameters:
+    whole and with the same gradients, or sharded by FSDP2.
     """
 
     def __init__(self, parameters: Any, lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
@@ -46,25 +53,33 @@ class Muon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if parameters:
-                self._move(parameters, group)
+            for parameters, sharded in with_gradients(group["params"]):
+                self._move(parameters, group, sharded)
         return loss
 
-    def _move(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        means = [self._mean(p) for p in parameters]
+    def _move(self, parameters: list[Tensor], group: dict[str, Any], sharded: bool) -> None:
+        shapes = [p.shape for p in parameters]  # of the whole parameters
+        gradients = local_gradients(parameters)
+        means = [local(self._mean(p)) for p in parameters]
+        parameters = [local(p) for p in parameters]
         torch._foreach_lerp_(means, gradients, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(gradients, means, group["momentum"])
         if group["weight_decay"]:
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        for shape in {p.shape: None for p in parameters}:  # unique, in order of appearance
-            alike = [i for i, p in enumerate(parameters) if p.shape == shape]
-            nesterov_NRC = torch.cat([nesterov[i].reshape(-1, *shape[-2:]) for i in alike])
-            moves_NRC = orthogonal(nesterov_NRC).to(parameters[alike[0]].dtype)
+
+        def start(shape: torch.Size) -> tuple[torch.Size, list[Tensor], Callable[[], Tensor]]:
+            alike = [i for i, other in enumerate(shapes) if other == shape]
+            nesterov_NRC = torch.cat([_matrices(nesterov[i]) for i in alike])
+            return shape, [parameters[i] for i in alike], _orthogonalised(nesterov_NRC, shape, sharded)
+
+        started = map(start, dict.fromkeys(shapes))  # unique, in order of appearance
+        # With several ranks a shape is communicated while the next ones are computed.
+        for shape, alike, wait in started if size() == 1 else list(started):
             rate = 0.2 * group["lr"] * math.sqrt(max(shape[-2:]))
-            moves = moves_NRC.view(len(alike), *shape).unbind()
-            torch._foreach_add_([parameters[i] for i in alike], moves, alpha=-rate)
+            moves_NRC = wait().to(alike[0].dtype)
+            matrices = moves_NRC.split([len(_matrices(p)) for p in alike])
+            moves = [move.view_as(p) for move, p in zip(matrices, alike, strict=True)]
+            torch._foreach_add_(alike, moves, alpha=-rate)
 
     def _mean(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -74,15 +89,33 @@ class Muon(Optimizer):
         return mean
 
 
+def _matrices(parameter: Tensor) -> Tensor:
+    """[R, C] as [1, R, C], and [..., R, C] as [N, R, C]."""
+    return parameter.reshape(math.prod(parameter.shape[:-2]), *parameter.shape[-2:])
+
+
+def _orthogonalised(x_NRC: Tensor, shape: torch.Size, sharded: bool) -> Callable[[], Tensor]:
+    """`orthogonal` of the matrices of parameters of one shape, divided over the ranks."""
+    if size() == 1 or (sharded and len(shape) > 2):  # a shard of [N, R, C] has whole matrices
+        return partial(orthogonal, x_NRC)
+    if sharded:
+        return divided_rows(_precise_enough(x_NRC), shape[0], orthogonal)
+    return divided(x_NRC, orthogonal)
+
+
+def _precise_enough(x_NRC: Tensor) -> Tensor:
+    """On a GPU bfloat16 is precise enough for a direction."""
+    return x_NRC.bfloat16() if x_NRC.is_cuda else x_NRC
+
+
 def orthogonal(x_NRC: Tensor) -> Tensor:
     """U S' V^T for each X = U S V^T, with all of S' near 1: five steps of X = a X + b X X^T X + c (X X^T)² X.
 
-    On a GPU in bfloat16, which is precise enough for a direction. A matrix of zeros stays zero.
+    On a GPU in bfloat16. A matrix of zeros stays zero.
     """
     if x_NRC.shape[1] > x_NRC.shape[2]:
         return orthogonal(x_NRC.mT).mT
-    if x_NRC.is_cuda:
-        x_NRC = x_NRC.bfloat16()
+    x_NRC = _precise_enough(x_NRC)
     a, b, c = QUINTIC
     x_NRC = x_NRC / x_NRC.norm(dim=(1, 2), keepdim=True).clamp(min=EPSILON)
     for _ in range(STEPS):

@@ -5,8 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from longspan.distributed import summed
+
 
 @torch.compiler.disable  # compiled, stacking would launch one kernel per tensor
-def norms(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
-    """Their 2-norms, [N], on the device."""
-    return torch.stack(torch._foreach_norm(tensors))
+def norms(tensors: list[Tensor] | tuple[Tensor, ...], sharded: bool = False) -> Tensor:
+    """Their 2-norms, [N], on the device. If the tensors are shards, the norms of the whole tensors."""
+    found_N = torch.stack(torch._foreach_norm(tensors))
+    if not sharded:
+        return found_N
+    return summed(found_N.double().square()).sqrt().to(found_N.dtype)

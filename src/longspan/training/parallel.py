@@ -89,6 +89,18 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     )
 
 
+def clip_norm(parameters: list[nn.Parameter], limit: float) -> None:
+    """`clip_grad_norm_` for parameters of which some may be sharded: the norm is that of all of them."""
+    parts = distributed.by_placement(parameters)
+    if len(parts) < 2 and not any(map(distributed.is_sharded, parameters)):
+        nn.utils.clip_grad_norm_(parameters, limit)
+        return
+    norms = [nn.utils.get_total_norm([p.grad for p in part if p.grad is not None]) for part in parts]
+    norm = torch.stack([distributed.full(norm) for norm in norms]).norm()
+    for part in parts:
+        nn.utils.clip_grads_with_norm_(part, limit, norm)
+
+
 def placed_like(full: Tensor, own: Tensor) -> Tensor:
     """The part of a whole tensor that belongs on this rank, if `own` is sharded; else the tensor."""
     from torch.distributed.tensor import DTensor, distribute_tensor

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from longspan import distributed
 from longspan.compile_fallback import CompileFallback
 from longspan.config.training import Precision
 from longspan.data import TokenBlock
@@ -83,9 +84,10 @@ class Updater:
             }
             moving = [p for p in self.model.parameters() if id(p) in held]
             if clip_value > 0:
-                torch.nn.utils.clip_grad_value_(moving, clip_value)
+                for alike in distributed.by_placement(moving):
+                    torch.nn.utils.clip_grad_value_(alike, clip_value)
             if clip_norm > 0:
-                torch.nn.utils.clip_grad_norm_(moving, clip_norm)
+                parallel.clip_norm(moving, clip_norm)
         for optimizer in optimizers:
             self.scaler.step(optimizer)
         self.scaler.update()
