@@ -184,9 +184,7 @@ class Loop:
 
     def _minutes_are_over(self) -> bool:
         minutes = self._config.training.checkpoint_minutes
-        return minutes > 0 and bool(
-            distributed.from_first(time.monotonic() - self._saved_at > 60 * minutes)
-        )
+        return minutes > 0 and bool(distributed.from_first(time.monotonic() - self._saved_at > 60 * minutes))
 
     def _find_stage(self) -> bool:
         """Move to the next stage that is not over; false when all are."""
