@@ -94,8 +94,8 @@ def share(batch_size: int) -> range:
     """The lanes of this rank: equally many on every rank, in order."""
     if batch_size % size():
         raise UserError(
-            f"{batch_size} lanes cannot be divided over {size()} processes: choose a training.batch_size that "
-            f"is a multiple of {size()}"
+            f"{batch_size} lanes cannot be divided over {size()} processes: choose a training.batch_size "
+            f"that is a multiple of {size()}"
         )
     lanes, first = batch_size // size(), rank() if size() > 1 else 0
     return range(first * lanes, (first + 1) * lanes)
@@ -133,7 +133,7 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def by_placement(tensors: Iterable[T]) -> list[list[T]]:
-    """The tensors that are whole and those that are sharded, in order: torch's updates of many take no mix."""
+    """The whole tensors and the sharded ones, each in order: torch's updates of many take no mixture."""
     both: tuple[list[T], list[T]] = ([], [])
     for tensor in tensors:
         both[is_sharded(tensor)].append(tensor)
@@ -218,8 +218,8 @@ def _failed_rank(problem: RuntimeError, diagnosis: dist.ProcessGroup, timeout_se
         silent = named[1].strip(" ,") if named else "0" if re.search("rank 0", str(answer)) else ""
         if silent:
             return (
-                f"rank {silent} did not answer for {timeout_seconds:.0f} seconds: it hangs or is very slow; see "
-                "its log, or raise training.timeout_seconds"
+                f"rank {silent} did not answer for {timeout_seconds:.0f} seconds: it hangs or is very slow; "
+                "see its log, or raise training.timeout_seconds"
             )
     return (
         f"the processes waited {timeout_seconds:.0f} seconds for each other (this is rank {rank()}): one of "

@@ -89,7 +89,7 @@ def _adam(kind: type[torch.optim.Adam], groups: list[dict[str, Any]], stage: Sta
 
 
 def _group(parameters: list[nn.Parameter], peak: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-    """One parameter group, or none if there are no parameters. Sharded parameters have a group of their own."""
+    """The group of these parameters, or none if there are none; sharded ones have a group of their own."""
     return [
         {"params": alike, "peak": peak, "weight_decay": weight_decay} for alike in by_placement(parameters)
     ]

@@ -4,8 +4,8 @@ It uses only the model interface and knows no model. A `Strategy` has what diffe
 A checkpoint holds everything that decides the next step, and what is due between two steps follows from the
 counters alone. So a resumed run continues exactly as if it had not been stopped.
 
-Under torchrun every rank runs this loop on its own lanes. What depends on a clock or on a signal is agreed on,
-so all ranks take the same decisions. Rank 0 alone writes metrics and logs.
+Under torchrun every rank runs this loop on its own lanes. The ranks agree on what depends on a clock or on a
+signal, so all of them take the same decisions. Rank 0 alone writes metrics and logs.
 """
 
 from __future__ import annotations

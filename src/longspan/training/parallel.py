@@ -20,7 +20,7 @@ from longspan.models.interface import LanguageModel
 
 
 def shard(model: LanguageModel) -> None:
-    """Divide the parameters over the ranks, except for a few small ones; each block is gathered as it runs."""
+    """Divide the parameters over the ranks, except for a few small ones; a block is gathered as it runs."""
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     mesh = distributed.mesh(next(model.parameters()).device.type)
@@ -58,8 +58,8 @@ def synchronised(module: nn.Module, last: bool) -> AbstractContextManager[Any]:
     if isinstance(module, DistributedDataParallel) and not last:
         return module.no_sync()
     for part in module.modules():
-        if hasattr(part, "set_requires_gradient_sync"):  # sharded
-            part.set_requires_gradient_sync(last, recurse=False)
+        if (synchronise := getattr(type(part), "set_requires_gradient_sync", None)) is not None:  # sharded
+            synchronise(part, last, recurse=False)
     return nullcontext()
 
 
