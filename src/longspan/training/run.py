@@ -157,9 +157,12 @@ def _finished(folder: RunFolder, before: RunConfig | None) -> str | None:
     training = folder.config.training
     if training.at_end == "stop":
         return "nothing to do"
+    last = folder.checkpoint("last")
     try:
-        progress = RunProgress.from_json(checkpoint.load(folder.checkpoint("last")).facts["progress"])
-    except (UserError, KeyError, TypeError):  # the checkpoint is lost or incomplete; the final score exists
+        progress = RunProgress.from_json(checkpoint.load(last).facts["progress"]) if last.exists() else None
+    except (UserError, KeyError, TypeError):
+        progress = None
+    if progress is None:  # the checkpoint is lost or incomplete; the final score exists
         longer = before is not None and before.stage != folder.config.stage
         return None if longer else "nothing to do"
     if progress.out_of_patience(training.patience):
