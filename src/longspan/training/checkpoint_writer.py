@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
 from longspan import distributed
 from longspan.runs import RunFolder, checkpoint
-from longspan.runs.sharded_checkpoint import ShardedWriter
+
+if TYPE_CHECKING:
+    from longspan.runs.sharded_checkpoint import ShardedWriter
 
 
 class CheckpointWriter:
@@ -21,7 +23,11 @@ class CheckpointWriter:
 
     def __init__(self, folder: RunFolder, sharded: bool) -> None:
         self._folder = folder
-        self._shards = ShardedWriter() if sharded or distributed.size() > 1 else None
+        self._shards: ShardedWriter | None = None
+        if sharded or distributed.size() > 1:
+            from longspan.runs.sharded_checkpoint import ShardedWriter  # takes long to import
+
+            self._shards = ShardedWriter()
 
     def save(
         self, which: Literal["last", "best"], tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
