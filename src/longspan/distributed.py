@@ -12,14 +12,18 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
 from longspan.errors import UserError
+from longspan.state import State
 
 _DIAGNOSIS_SECONDS = 10
+_joins = count()
 
 
 def launched() -> bool:
@@ -48,13 +52,18 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
     if not launched() or dist.is_initialized():
         yield
         return
-    on_gpu = device.type == "cuda"
+    on_gpu, timeout = device.type == "cuda", timedelta(seconds=timeout_seconds)
+    store, rank_, size_ = next(rendezvous("env://", timeout=timeout))
+    # A name of its own for every join of a process: else a second one finds the addresses of the first.
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "cpu:gloo",
-        timeout=timedelta(seconds=timeout_seconds),
+        store=dist.PrefixStore(f"longspan-{next(_joins)}", store),  # type: ignore[attr-defined]
+        rank=rank_,
+        world_size=size_,
+        timeout=timeout,
         device_id=device if on_gpu else None,
     )
-    diagnosis = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+    diagnosis = dist.new_group(backend="gloo", timeout=timeout)
     try:
         yield
     except RuntimeError as problem:
@@ -83,11 +92,16 @@ def share(batch_size: int) -> range:
     """The lanes of this rank: equally many on every rank, in order."""
     if batch_size % size():
         raise UserError(
-            f"{batch_size} lanes cannot be divided over {size()} processes: choose a training.batch_size that "
-            f"is a multiple of {size()}"
+            f"{batch_size} lanes cannot be divided over {size()} processes: choose a training.batch_size "
+            f"that is a multiple of {size()}"
         )
     lanes = batch_size // size()
     return range(rank() * lanes, (rank() + 1) * lanes)
+
+
+def divided(lanes: int) -> range:
+    """The lanes of this rank where their number need not be a multiple of the ranks; perhaps none."""
+    return range(rank() * lanes // size(), (rank() + 1) * lanes // size())
 
 
 def summed(values: Tensor) -> Tensor:
@@ -124,6 +138,26 @@ def text_from_first(text: str) -> str:
     return bytes(held.tolist()).decode("utf-8", "surrogateescape")
 
 
+def reshard(model: nn.Module) -> None:
+    """Free the gathered weights of a sharded model; each rank keeps its part."""
+    if not dist.is_initialized():
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def plain(state: State) -> State:
+    """The state without `DTensor`s, which `new_zeros` of a sharded weight makes."""
+    if not dist.is_initialized():
+        return state
+    from torch.distributed.tensor import DTensor
+
+    return state.map(lambda leaf: leaf.full_tensor() if isinstance(leaf, DTensor) else leaf)
+
+
 @contextmanager
 def first_before_others() -> Iterator[None]:
     """Inside, rank 0 runs first and the others after it, to find what it has made."""
@@ -156,8 +190,8 @@ def _failed_rank(problem: RuntimeError, diagnosis: dist.ProcessGroup, timeout_se
         silent = named[1].strip(" ,") if named else "0" if re.search("rank 0", str(answer)) else ""
         if silent:
             return (
-                f"rank {silent} did not answer for {timeout_seconds:.0f} seconds: it hangs or is very slow; see "
-                "its log, or raise training.timeout_seconds"
+                f"rank {silent} did not answer for {timeout_seconds:.0f} seconds: it hangs or is very slow; "
+                "see its log, or raise training.timeout_seconds"
             )
     return (
         f"the processes waited {timeout_seconds:.0f} seconds for each other (this is rank {rank()}): one of "
