@@ -13,12 +13,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
 
 from longspan.errors import UserError
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Tensor)
 
 _DIAGNOSIS_SECONDS = 10
+_joins = count()
 
 
 def launched() -> bool:
@@ -56,13 +59,18 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
     if not launched() or dist.is_initialized():
         yield
         return
-    on_gpu = device.type == "cuda"
+    on_gpu, timeout = device.type == "cuda", timedelta(seconds=timeout_seconds)
+    store, rank_, size_ = next(rendezvous("env://", timeout=timeout))
+    # A name of its own for every join of a process: else a second one finds the addresses of the first.
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        timeout=timedelta(seconds=timeout_seconds),
+        store=dist.PrefixStore(f"longspan-{next(_joins)}", store),  # type: ignore[attr-defined]
+        rank=rank_,
+        world_size=size_,
+        timeout=timeout,
         device_id=device if on_gpu else None,
     )
-    diagnosis = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+    diagnosis = dist.new_group(backend="gloo", timeout=timeout)
     try:
         yield
     except RuntimeError as problem:
@@ -105,6 +113,11 @@ def share(batch_size: int) -> range:
 def mesh(device_type: str) -> DeviceMesh:
     """All ranks, as DTensors need them."""
     return init_device_mesh(device_type, (size(),))
+
+
+def divided(lanes: int) -> range:
+    """The lanes of this rank where their number need not be a multiple of the ranks; perhaps none."""
+    return range(rank() * lanes // size(), (rank() + 1) * lanes // size())
 
 
 def summed(values: Tensor) -> Tensor:
@@ -173,6 +186,17 @@ def text_from_first(text: str) -> str:
         held = torch.tensor(list(said), dtype=torch.uint8)
     dist.broadcast(held, src=0)
     return bytes(held.tolist()).decode("utf-8", "surrogateescape")
+
+
+def reshard(model: nn.Module) -> None:
+    """Free the gathered weights of a sharded model; each rank keeps its part."""
+    if not dist.is_initialized():
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 @contextmanager
