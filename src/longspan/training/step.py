@@ -13,7 +13,7 @@ from longspan.compile_fallback import CompileFallback
 from longspan.config.training import Precision
 from longspan.data import TokenBlock
 from longspan.hooks import added_penalties
-from longspan.models.interface import LanguageModel
+from longspan.models import LanguageModel, Stack
 from longspan.state import State
 from longspan.training.graphs import CapturedModel
 
@@ -27,7 +27,8 @@ class Updater:
     activations are held for one of them at a time. The loss stays on the device; only the gradient scaler of
     fp16 synchronises, to check for overflow. On a GPU without micro-batches the model is called through a
     `CapturedModel`; `capture` is false for blocks of changing length, where a graph is hardly ever replayed,
-    and for updates over several blocks, because a captured pass has no gradient for the carried state.
+    and for updates over several blocks, because a captured pass has no gradient for the carried state. With
+    activation checkpointing nothing is captured: it reads the random generator in the backward pass.
     `fallback` is the `CompileFallback` of a compiled model.
     """
 
@@ -48,7 +49,8 @@ class Updater:
         self.dtype = _AUTOCAST.get(precision)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self._fallback = fallback or CompileFallback(enabled=False)
-        can_capture = self.device.type == "cuda" and micro_batches == 1
+        recomputes = isinstance(model, Stack) and model.around_block is not None
+        can_capture = self.device.type == "cuda" and micro_batches == 1 and not recomputes
         self._captured = CapturedModel(model) if capture and can_capture else None
 
     def update(
