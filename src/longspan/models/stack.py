@@ -17,7 +17,6 @@ from longspan.models.interface import LanguageModel
 from longspan.output import OutputHead
 from longspan.state import State
 
-
 AroundBlock: TypeAlias = "Callable[[nn.Module, Tensor, State], Any]"
 """Calls a block with its input, h_BTD and the state of the block, and returns what the block returns."""
 

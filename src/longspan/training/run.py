@@ -28,6 +28,7 @@ from longspan.runs.resume_checks import check_resumable, fixed_options
 from longspan.testing import ContractError, check_model
 from longspan.training import changed_options, initial_weights, resume_point
 from longspan.training.loop import Loop
+from longspan.training.out_of_memory import within_memory
 from longspan.training.reporter import Reporter
 from longspan.training.run_log import RunLog
 from longspan.training.run_progress import RunProgress
@@ -290,7 +291,8 @@ def _run(
     log.say(_summary(folder, corpus, model, asked))
     if resume_from is None:
         log.note(str(model))
-    Loop(folder, corpus, model, log, resume_from, strategy, callback).run()
+    with within_memory(model, folder.config, log.say, resume_command=folder.resume_command):
+        Loop(folder, corpus, model, log, resume_from, strategy, callback).run()
     log.note(f"finished: {json.dumps(folder.final())}")
 
 

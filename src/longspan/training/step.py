@@ -46,7 +46,7 @@ class Updater:
         self.model = model
         self.micro_batches = micro_batches
         self.device = next(model.parameters()).device
-        self.dtype = _AUTOCAST.get(precision)
+        self._precision = precision
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self._fallback = fallback or CompileFallback(enabled=False)
         recomputes = isinstance(model, Stack) and model.around_block is not None
@@ -143,4 +143,10 @@ class Updater:
         return block_BT.pin_memory().to(self.device, non_blocking=True)
 
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None)
+        return autocast(self.device, self._precision)
+
+
+def autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    """The precision of the forward pass."""
+    dtype = _AUTOCAST.get(precision)
+    return torch.autocast(device.type, dtype, enabled=dtype is not None)
