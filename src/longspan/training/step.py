@@ -159,7 +159,7 @@ class _Losses(nn.Module):
         losses, nats = [], torch.zeros((), device=blocks[0].tokens_BT.device)
         for block in blocks:
             if block.begins:
-                state = self.model.initial_state(lanes.stop - lanes.start)
+                state = distributed.initial_state(self.model, lanes.stop - lanes.start)
             with added_penalties() as added:
                 hidden_BTD, state = self._read(block.tokens_BT[lanes], state)
             with self._autocast():
