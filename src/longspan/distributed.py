@@ -9,21 +9,28 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from functools import cache
+from itertools import count
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
 
 from longspan.errors import UserError
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+T = TypeVar("T", bound=Tensor)
+
 _DIAGNOSIS_SECONDS = 10
+_joins = count()
 
 
 def launched() -> bool:
@@ -52,19 +59,25 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
     if not launched() or dist.is_initialized():
         yield
         return
-    on_gpu = device.type == "cuda"
+    on_gpu, timeout = device.type == "cuda", timedelta(seconds=timeout_seconds)
+    store, rank_, size_ = next(rendezvous("env://", timeout=timeout))
+    # A name of its own for every join of a process: else a second one finds the addresses of the first.
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_gpu else "cpu:gloo",
-        timeout=timedelta(seconds=timeout_seconds),
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        store=dist.PrefixStore(f"longspan-{next(_joins)}", store),  # type: ignore[attr-defined]
+        rank=rank_,
+        world_size=size_,
+        timeout=timeout,
         device_id=device if on_gpu else None,
     )
-    diagnosis = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+    diagnosis = dist.new_group(backend="gloo", timeout=timeout)
     try:
         yield
     except RuntimeError as problem:
         if size() == 1 or not _is_communication(problem):
             raise
         raise UserError(_failed_rank(problem, diagnosis, timeout_seconds)) from problem
+    mesh.cache_clear()
     dist.destroy_process_group()  # not after a failure: it could wait for a process that is gone
 
 
@@ -74,8 +87,10 @@ def size() -> int:
 
 
 def rank() -> int:
-    """The number of this process among all."""
-    return dist.get_rank() if dist.is_initialized() else 0
+    """The number of this process among all; known before they are connected, and after."""
+    if dist.is_initialized():
+        return dist.get_rank()
+    return int(os.environ["RANK"]) if launched() else 0
 
 
 def is_first() -> bool:
@@ -87,11 +102,22 @@ def share(batch_size: int) -> range:
     """The lanes of this rank: equally many on every rank, in order."""
     if batch_size % size():
         raise UserError(
-            f"{batch_size} lanes cannot be divided over {size()} processes: choose a training.batch_size that "
-            f"is a multiple of {size()}"
+            f"{batch_size} lanes cannot be divided over {size()} processes: choose a training.batch_size "
+            f"that is a multiple of {size()}"
         )
-    lanes = batch_size // size()
-    return range(rank() * lanes, (rank() + 1) * lanes)
+    lanes, first = batch_size // size(), rank() if size() > 1 else 0
+    return range(first * lanes, (first + 1) * lanes)
+
+
+@cache
+def mesh(device_type: str) -> DeviceMesh:
+    """All ranks, as DTensors need them."""
+    return init_device_mesh(device_type, (size(),))
+
+
+def divided(lanes: int) -> range:
+    """The lanes of this rank where their number need not be a multiple of the ranks; perhaps none."""
+    return range(rank() * lanes // size(), (rank() + 1) * lanes // size())
 
 
 def summed(values: Tensor) -> Tensor:
@@ -119,9 +145,26 @@ def full(tensor: Tensor) -> Tensor:
     return tensor if sharded is None else sharded.full_tensor()
 
 
+def by_placement(tensors: Iterable[T]) -> list[list[T]]:
+    """The whole tensors and the sharded ones, each in order: torch's updates of many take no mixture."""
+    both: tuple[list[T], list[T]] = ([], [])
+    for tensor in tensors:
+        both[is_sharded(tensor)].append(tensor)
+    return [alike for alike in both if alike]
+
+
 def any_rank(flag: bool) -> bool:
     """Whether `flag` is true on one rank or more. Also makes every rank wait for the others."""
-    return bool(summed(torch.tensor(float(flag))) > 0) if size() > 1 else flag
+    return bool(highest(flag))
+
+
+def highest(number: int) -> int:
+    """The highest of the numbers that the ranks have."""
+    if size() == 1:
+        return number
+    held = torch.tensor(number)
+    dist.all_reduce(held, dist.ReduceOp.MAX)
+    return int(held)
 
 
 def from_first(number: float) -> float:
@@ -145,9 +188,23 @@ def text_from_first(text: str) -> str:
     return bytes(held.tolist()).decode("utf-8", "surrogateescape")
 
 
+def reshard(model: nn.Module) -> None:
+    """Free the gathered weights of a sharded model; each rank keeps its part."""
+    if not dist.is_initialized():
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 @contextmanager
 def first_before_others() -> Iterator[None]:
     """Inside, rank 0 runs first and the others after it, to find what it has made."""
+    if size() == 1:
+        yield
+        return
     if not is_first() and any_rank(False):
         raise UserError("rank 0 failed: see its message")
     try:
@@ -185,8 +242,8 @@ def _failed_rank(problem: RuntimeError, diagnosis: dist.ProcessGroup, timeout_se
         silent = named[1].strip(" ,") if named else "0" if re.search("rank 0", str(answer)) else ""
         if silent:
             return (
-                f"rank {silent} did not answer for {timeout_seconds:.0f} seconds: it hangs or is very slow; see "
-                "its log, or raise training.timeout_seconds"
+                f"rank {silent} did not answer for {timeout_seconds:.0f} seconds: it hangs or is very slow; "
+                "see its log, or raise training.timeout_seconds"
             )
     return (
         f"the processes waited {timeout_seconds:.0f} seconds for each other (this is rank {rank()}): one of "

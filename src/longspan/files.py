@@ -35,9 +35,9 @@ def whole_file(path: Path, *, mode: int = 0o666) -> Iterator[Path]:
     try:
         yield partial
         partial.chmod(permissions)  # some libraries replace it by a file that only the owner can read
-        _to_disk(partial)
+        to_disk(partial)
         os.replace(partial, path)
-        _to_disk(path.parent)
+        to_disk(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -56,8 +56,8 @@ def whole_folder(path: Path, *, first_wins: bool = False) -> Iterator[Path]:
         yield partial
         for entry in partial.rglob("*"):
             entry.chmod(permissions if entry.is_dir() else permissions & 0o666)
-            _to_disk(entry)
-        _to_disk(partial)
+            to_disk(entry)
+        to_disk(partial)
         try:
             os.replace(partial, path)
         except OSError:
@@ -65,9 +65,24 @@ def whole_folder(path: Path, *, first_wins: bool = False) -> Iterator[Path]:
                 raise
             if not first_wins:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
-        _to_disk(path.parent)
+        to_disk(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def left_over(path: Path) -> list[Path]:
+    """Partial files and folders of `path`, of any process: for a writer that knows to be the only one."""
+    return [entry for entry in path.parent.iterdir() if _writer(entry, path) is not None]
+
+
+def partial_path(path: Path, writer: str) -> Path:
+    """The name next to `path` for what `writer`, see `new_writer`, has not yet completed."""
+    return path.with_name(f".{path.name}.{writer}.part")
+
+
+def new_writer() -> str:
+    """A name for one writing process: its id, a random number and its host."""
+    return f"{os.getpid()}.{secrets.token_hex(4)}@{platform.node()}"
 
 
 def remove_folder(path: Path) -> None:
@@ -112,13 +127,18 @@ def _beside(path: Path) -> Path:
                 shutil.rmtree(entry, ignore_errors=True)
             else:
                 entry.unlink(missing_ok=True)
-    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}@{platform.node()}.part")
+    return partial_path(path, new_writer())
 
 
 def _is_left_over(entry: Path, path: Path) -> bool:
     """Whether `entry` is a partial `path` whose writer, a process of this machine, is dead."""
-    name = re.fullmatch(rf"\.{re.escape(path.name)}\.(\d+)\.[0-9a-f]+@(.*)\.part", entry.name)
+    name = _writer(entry, path)
     return name is not None and name[2] == platform.node() and not _is_alive(int(name[1]))
+
+
+def _writer(entry: Path, path: Path) -> re.Match[str] | None:
+    """Process id and host of the writer, if `entry` is a partial `path`."""
+    return re.fullmatch(rf"\.{re.escape(path.name)}\.(\d+)\.[0-9a-f]+@(.*)\.part", entry.name)
 
 
 def _is_alive(process: int) -> bool:
@@ -131,7 +151,8 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def _to_disk(path: Path) -> None:
+def to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

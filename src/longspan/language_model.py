@@ -303,9 +303,9 @@ def load(
 def _checkpoint(folder: RunFolder, which: Literal["best", "last"]) -> Path:
     path = folder.checkpoint(which)
     other: Literal["best", "last"] = "last" if which == "best" else "best"
-    if path.is_file():
+    if checkpoint.exists(path):
         return path
-    if folder.checkpoint(other).is_file():
+    if checkpoint.exists(folder.checkpoint(other)):
         raise UserError(
             f'there is no checkpoint {path}; use --checkpoint {other} (in Python: which="{other}")'
         )

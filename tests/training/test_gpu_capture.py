@@ -106,7 +106,7 @@ def walk(
     sgd = torch.optim.SGD(model.parameters(), lr=0.05)
     updater = Updater(model, precision="bf16")
     if not replayed:
-        updater._captured = None
+        updater._losses._captured = None
     texts = torch.randint(VOCABULARY, (STEPS, 3, 9), generator=torch.Generator().manual_seed(5))
     state, losses = model.initial_state(3), []
     for text_BT in texts:
@@ -116,8 +116,8 @@ def walk(
 
 
 def recorded(updater: Updater) -> bool:
-    assert updater._captured is not None
-    return updater._captured._captured is not None
+    assert updater._losses._captured is not None
+    return updater._losses._captured._captured is not None
 
 
 def assert_same(found: Any, expected: Any) -> None:

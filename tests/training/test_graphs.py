@@ -233,7 +233,7 @@ def test_what_cannot_be_captured_is_launched_as_if_nobody_had_tried(monkeypatch:
 
 
 def test_on_the_cpu_nothing_is_recorded() -> None:
-    assert Updater(TinyModel())._captured is None
+    assert Updater(TinyModel())._losses._captured is None
 
 
 # What follows needs a GPU.
@@ -302,7 +302,7 @@ def walk(
     sgd = torch.optim.SGD(model.parameters(), lr=0.05)
     updater = Updater(model, precision=precision)
     if not replayed:
-        updater._captured = None
+        updater._losses._captured = None
     texts = torch.randint(VOCABULARY, (24, 3, 9), generator=torch.Generator().manual_seed(5))
     state, losses = model.initial_state(3), []
     for step, text_BT in enumerate(texts):

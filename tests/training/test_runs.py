@@ -235,6 +235,49 @@ def test_kernels_are_launched_on_the_device_that_was_asked_for(monkeypatch: pyte
     assert current == [torch.device("cuda:1")]
 
 
+@pytest.fixture
+def _two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device: torch.ones(1))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+def _as_process(monkeypatch: pytest.MonkeyPatch, number: int, processes: int) -> None:
+    """The variables of process `number` on a machine where torchrun started `processes`."""
+    places = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    for name, value in places.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+
+
+@pytest.mark.usefixtures("_two_gpus")
+def test_every_process_of_torchrun_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pick_device("auto") == torch.device("cuda")
+    _as_process(monkeypatch, 1, 2)
+    assert pick_device("auto") == pick_device("cuda") == torch.device("cuda:1")
+    assert pick_device("cpu") == torch.device("cpu")
+    with pytest.raises(UserError, match="2 processes cannot share cuda:0: use cuda"):
+        pick_device("cuda:0")
+    _as_process(monkeypatch, 0, 1)
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+
+
+@pytest.mark.usefixtures("_two_gpus")
+def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    _as_process(monkeypatch, 3, 4)
+    line = "4 processes on this machine but 2 GPUs: start torchrun with --nproc-per-node 2"
+    for name in ("auto", "cuda"):
+        with pytest.raises(UserError, match=line):
+            pick_device(name)
+
+
+def test_processes_of_torchrun_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    _as_process(monkeypatch, 1, 2)
+    assert pick_device("auto") == torch.device("cpu")
+
+
 def test_devices_by_name() -> None:
     assert pick_device("cpu") == torch.device("cpu")
     for name in ("tpu9", "cuda:99", "", "meta", "hpu"):

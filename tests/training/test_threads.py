@@ -34,6 +34,22 @@ def test_number(monkeypatch: pytest.MonkeyPatch, wanted, cores: int, expected: i
     assert torch.get_num_threads() == 3
 
 
+@pytest.mark.usefixtures("_three_threads")
+@pytest.mark.parametrize(
+    ("cores", "processes", "by_user", "expected"),
+    [(4, 2, False, 2), (8, 2, False, 3), (2, 4, False, 1), (8, 4, True, 3)],
+)
+def test_processes_of_torchrun_divide_the_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, processes: int, by_user: bool, expected: int
+) -> None:
+    monkeypatch.setattr(threads, "usable_cores", lambda: cores)
+    monkeypatch.setattr(threads, "local_size", lambda: processes)
+    if not by_user:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    with cpu_threads("auto"):
+        assert torch.get_num_threads() == expected
+
+
 @pytest.mark.parametrize("number", [0, -1])
 def test_there_is_at_least_one(number: int) -> None:
     with pytest.raises(ValueError, match="threads must be at least 1, or auto"):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from longspan import distributed
 from longspan.config import EvaluationConfig, schema
 from longspan.data import TokenArray, TokenFile, token_array
 from longspan.errors import UserError
@@ -15,9 +16,9 @@ from longspan.evaluation import Score, has_changed, held_out, split_to_score
 from longspan.evaluation import evaluate as score_tokens
 from longspan.language_model import LoadedModel, load
 from longspan.runs import RunFolder
-from longspan.runs.environment import check_one_process
 
 Progress = Callable[[int, int], None]
+_TIMEOUT_SECONDS = 600  # how long the processes of torchrun wait for each other
 
 
 def evaluate(
@@ -44,8 +45,8 @@ def evaluate(
     `memory=False` every block starts from an empty state. With `by_position=True` the score has the loss of
     every position in a block, `score.by_position`. Settings that are not given are those of the run.
     `progress(done, total)` gets the number of tokens scored so far, and of all tokens.
+    Under torchrun all processes must call this: they divide the text, and each gets the whole score.
     """
-    check_one_process()
     loaded = model if isinstance(model, LoadedModel) else load(Path(model), checkpoint, device)
     settings = {
         "protocol": protocol,
@@ -56,18 +57,20 @@ def evaluate(
     table = schema.write(loaded.config.evaluation)
     table |= {name: value for name, value in settings.items() if value is not None}
     config = schema.read(EvaluationConfig, table, "evaluation")
-    return score_tokens(
-        loaded.model,
-        _tokens(loaded, data, split),
-        tokenizer=loaded.tokenizer,
-        config=config,
-        block_length=loaded.config.training.block_length,
-        max_tokens=max_tokens,
-        memory=memory,
-        by_position=by_position,
-        device=loaded.device,
-        progress=progress,
-    )
+    tokens = _tokens(loaded, data, split)
+    with distributed.joined(loaded.device, _TIMEOUT_SECONDS):
+        return score_tokens(
+            loaded.model,
+            tokens,
+            tokenizer=loaded.tokenizer,
+            config=config,
+            block_length=loaded.config.training.block_length,
+            max_tokens=max_tokens,
+            memory=memory,
+            by_position=by_position,
+            device=loaded.device,
+            progress=progress,
+        )
 
 
 def _tokens(loaded: LoadedModel, data: Any, split: str | None) -> TokenFile | TokenArray:

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from longspan.bench.bench_paths import BenchPath
 from longspan.compile_fallback import CompileFallback
 from longspan.config import RunConfig
 from longspan.models import LanguageModel
 from longspan.optim import build_optimizers, compile_updates, set_rate
-from longspan.state import State
 from longspan.training.step import Updater
-
-
-class LaunchedUpdater(Updater):
-    """Launches every operation of every step, also on a GPU."""
-
-    def _read(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
-        with self._autocast():
-            hidden_BTD, after = self.model(tokens_BT, state)
-        return hidden_BTD, after
 
 
 class Training:
@@ -36,13 +25,13 @@ class Training:
         """`fallback` is the `CompileFallback` of a compiled model."""
         training, self._stage = config.training, config.stage[0]
         fallback = fallback or CompileFallback(enabled=training.compile is True)
-        kind = Updater if path.captured else LaunchedUpdater
         self.path = path
-        self.updater = kind(
+        self.updater = Updater(
             model,
             precision=training.precision,
             micro_batches=training.micro_batches,
             fallback=fallback,
+            capture=path.captured,
         )
         self.optimizers = build_optimizers(model, self._stage)
         compile_updates(self.optimizers, fallback)

@@ -26,6 +26,7 @@ from longspan.cli import (
     eval,
     generate,
     import_,
+    ranks,
     recipes,
     runs,
     search,
@@ -40,7 +41,7 @@ from longspan.config.reference import documented
 from longspan.cores import settle_threads
 from longspan.errors import UsageError, UserError, is_out_of_memory, nearest
 from longspan.registry import load_plugins
-from longspan.streams import open_missing, output_may_go_away
+from longspan.streams import open_missing
 from longspan.terminal import control_characters_shown
 from longspan.version import VERSION
 
@@ -82,10 +83,10 @@ def _main(argv: Sequence[str] | None) -> int:
             _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
     except UserError as problem:
-        _complain(str(problem))
+        ranks.complain(str(problem))
         return 2 if isinstance(problem, UsageError) else 1
     except KeyboardInterrupt:
-        _complain("stopped")
+        ranks.complain("stopped")
         return 130
     except BrokenPipeError:
         # The reader has closed the pipe (`longspan recipes | head`): redirect stdout, so that the
@@ -93,19 +94,18 @@ def _main(argv: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as problem:  # a full disk, a folder one may not write to: the system names the file
-        _complain(str(problem))
+        ranks.complain(str(problem))
         return 1
+    except Exception as problem:  # a fault of the program
+        ranks.record(problem)
+        raise
     return 0
 
 
-def _complain(line: str) -> None:
-    with output_may_go_away():
-        print(f"longspan: {line}", file=sys.stderr)
-
-
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
-    """One line on stderr, without the source location."""
-    print(f"longspan: warning: {message}", file=sys.stderr)
+    """One line on stderr, without the source location; rank 0 speaks for all processes of torchrun."""
+    if ranks.rank() == 0:
+        print(f"longspan: warning: {message}", file=sys.stderr)
 
 
 def _run(argv: list[str]) -> None:
@@ -135,6 +135,7 @@ def _run(argv: list[str]) -> None:
     if args.command is None:
         parser.print_help()
         return
+    ranks.check_command(args.command)
     args.overrides = dotted
     try:
         args.run(args)

@@ -27,6 +27,7 @@ SHORT = ("protocol", "batch_size", "block_length", "max_tokens")
 HELD_OUT = ("valid", "test")
 OF_TEXT = ("bits per byte", "bits per character", "perplexity per word", "bytes", "characters", "words")
 MAX_TOKENS = "evaluation.max_tokens"  # the run's own limit is for evaluation during training
+TIMEOUT_SECONDS = 600  # how long the processes of torchrun wait for each other
 
 
 def register(subparsers: Any) -> None:
@@ -35,7 +36,7 @@ def register(subparsers: Any) -> None:
         help="bits per byte, bits per character and perplexity of a run",
         description="Score a trained model on the test split of its corpus, on another split, or on a whole "
         "file. The output says what was scored. Dotted options change the run's settings of the model and "
-        "the evaluation, for example --model.span.memory full.",
+        "the evaluation, for example --model.span.memory full. The processes of torchrun divide the text.",
     )
     parser.add_argument("folder", type=expanded, metavar="RUN", help="the run folder")
     parser.add_argument(
@@ -70,35 +71,44 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from longspan.data import corpora
-    from longspan.data.corpus import WHOLE
-    from longspan.evaluation import check_split, evaluate, has_changed, held_out, split_to_score
-    from longspan.language_model import load
-    from longspan.runs import RunFolder
-    from longspan.runs.environment import check_one_process
+    from longspan import distributed
+    from longspan.evaluation import check_split
+    from longspan.runs import pick_device
 
-    check_one_process()
     if args.data == "":  # most likely an unset shell variable
         raise UsageError("--data is empty: give it a value or leave it out")
     if args.split is not None:
         with usage_errors():
             check_split(args.split)
     overrides = _overrides(args)
+    with distributed.joined(pick_device(args.device), TIMEOUT_SECONDS):
+        _score(args, overrides, first=distributed.is_first())
+
+
+def _score(args: argparse.Namespace, overrides: dict[str, str], *, first: bool) -> None:
+    """Every rank scores its lanes; the `first` one prints."""
+    from longspan.data import corpora
+    from longspan.data.corpus import WHOLE
+    from longspan.evaluation import evaluate, has_changed, held_out, split_to_score
+    from longspan.language_model import load
+    from longspan.runs import RunFolder
+
+    tell = say if first else _quiet
     lm = load(args.folder, args.checkpoint, args.device, overrides)
     corpus = args.data or lm.config.data.corpus
     if not corpus:
         raise UserError(f"{args.folder} has no corpus of its own: give the text with --data")
     split = split_to_score(args.split, args.data)
-    if not args.data and split in HELD_OUT and has_changed(RunFolder.open(Path(args.folder)), say):
-        say(
+    if not args.data and split in HELD_OUT and has_changed(RunFolder.open(Path(args.folder)), tell):
+        tell(
             f"longspan: the text of {corpus} has changed since the run began: "
             f"its {split} split may contain text that the model was trained on"
         )
     if split == WHOLE and corpora.anchored(corpus) == corpora.anchored(lm.config.data.corpus):
-        say(f"longspan: the model was trained on a part of {corpus}: --split test scores only held-out text")
+        tell(f"longspan: the model was trained on a part of {corpus}: --split test scores only held-out text")
     data = lm.config.data
-    token_file = held_out(corpus, split, lm.tokenizer, data.tokenizer, say, binary=data.binary)
-    with _progress() as progress:
+    token_file = held_out(corpus, split, lm.tokenizer, data.tokenizer, tell, binary=data.binary)
+    with _progress(first) as progress:
         score = evaluate(
             lm.model,
             token_file,
@@ -111,6 +121,8 @@ def run(args: argparse.Namespace) -> None:
             device=lm.device,
             progress=progress,
         )
+    if not first:
+        return
     where = {"run": args.folder, "checkpoint": args.checkpoint, "corpus": corpus, "split": split}
     warnings = meaningless(score.nats, score.unknown, score.tokens)
     if args.json:
@@ -186,13 +198,20 @@ def _as_text(score: Score, where: dict[str, str], notes: list[str], warnings: li
     return "\n".join(lines)
 
 
+def _quiet(line: str) -> None:
+    pass
+
+
 def _count(count: int | None) -> str:
     return "unknown" if count is None else f"{count:,}"
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Progress: a live line on a terminal, a plain line at every tenth elsewhere."""
+def _progress(first: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Progress: a live line on a terminal, a plain line at every tenth elsewhere; only the first rank's."""
+    if not first:
+        yield None
+        return
     if not sys.stderr.isatty():
         yield every_tenth(lambda done, total: say(f"{done:,} of {total:,} tokens"))
         return

@@ -43,11 +43,16 @@ def register(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.top < 1:
         raise UsageError(f"--top must be at least 1, not {args.top}")
+    from longspan.distributed import is_first
+
     with output_may_go_away():
-        _show(_search(wanted(args), args), args.top)
+        folder = _search(wanted(args), args)
+        if is_first():
+            _show(folder, args.top)
 
 
 def _search(wanted: Wanted, args: argparse.Namespace) -> RunFolder:
+    from longspan.distributed import is_first
     from longspan.runs import RunFolder
     from longspan.search import Searching
     from longspan.training import Interrupted
@@ -55,7 +60,9 @@ def _search(wanted: Wanted, args: argparse.Namespace) -> RunFolder:
     try:
         return wanted.start(reporter(args), Searching)
     except Interrupted as stop:
-        print(f"longspan: {stop}; continue with '{RunFolder(wanted.out).resume_command}'", file=sys.stderr)
+        if is_first():
+            resume = RunFolder(wanted.out).resume_command
+            print(f"longspan: {stop}; continue with '{resume}'", file=sys.stderr)
         sys.exit(stop.exit_status)
 
 

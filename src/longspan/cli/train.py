@@ -67,6 +67,7 @@ def _estimate(wanted: Wanted, args: argparse.Namespace) -> None:
 
 
 def _train(wanted: Wanted, args: argparse.Namespace) -> None:
+    from longspan.distributed import is_first
     from longspan.runs import RunFolder
     from longspan.training import Interrupted, Strategy
 
@@ -74,8 +75,12 @@ def _train(wanted: Wanted, args: argparse.Namespace) -> None:
     try:
         folder = wanted.start(reporter(args), Strategy)
     except Interrupted as stop:
-        print(f"longspan: {stop}; continue with '{RunFolder(wanted.out).resume_command}'", file=sys.stderr)
+        if is_first():
+            resume = RunFolder(wanted.out).resume_command
+            print(f"longspan: {stop}; continue with '{resume}'", file=sys.stderr)
         sys.exit(stop.exit_status)
+    if not is_first():
+        return
     if args.json:
         print(json.dumps({"run": str(folder.path), "final": folder.final()}))
     elif _metrics(wanted.out) != before:  # it was not finished already

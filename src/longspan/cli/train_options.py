@@ -122,6 +122,11 @@ def wanted(args: argparse.Namespace) -> Wanted:
             raise UsageError(f"{option} is empty: give it a value or leave it out")
     if args.or_resume and not args.out:
         raise UsageError("--or-resume needs the run folder: give --out RUN")
+    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" and not (args.or_resume or args.resume):
+        raise UsageError(
+            "torchrun restarts failed processes, which then continue the run: give --out RUN --or-resume, or "
+            "leave out --max-restarts"
+        )
     if args.init_partial and not args.init:
         raise UsageError("--init-partial needs the weights to start from: give --init RUN")
     if args.resume is None:

@@ -2,7 +2,7 @@
 
 from longspan.data.corpus import Corpus
 from longspan.data.given import GivenTokens, TokenArray, given_tokens, token_array
-from longspan.data.lanes import BlockSource, LanePosition, Lanes, TokenBlock, check_fits
+from longspan.data.lanes import BlockSource, LanePosition, Lanes, SomeLanes, TokenBlock, check_fits
 from longspan.data.preparation import TokenizedCorpus, prepare
 from longspan.data.segments import Segments
 from longspan.data.statistics import count_tokens, order_0_entropy
@@ -16,6 +16,7 @@ __all__ = [
     "LanePosition",
     "Lanes",
     "Segments",
+    "SomeLanes",
     "TokenArray",
     "TokenBlock",
     "TokenFile",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -110,6 +110,22 @@ class Lanes:
             return self._block_length
         base = self._block_length if draw.random() < 0.95 else self._block_length / 2
         return min(max(5, int(draw.gauss(base, 5))), self._block_length)
+
+
+class SomeLanes:
+    """The rows of this process, of blocks that another source gives for all lanes."""
+
+    def __init__(self, source: BlockSource, rows: range) -> None:
+        self._source, self._rows = source, slice(rows.start, rows.stop)
+
+    def next(self, position: LanePosition) -> TokenBlock | None:
+        block = self._source.next(position)
+        if block is None:
+            return None
+        return replace(block, tokens_BT=block.tokens_BT[self._rows], targets_BT=block.targets_BT[self._rows])
+
+    def epoch_length(self, epoch: int) -> float:
+        return self._source.epoch_length(epoch)
 
 
 def as_block(texts: Sequence[npt.NDArray[Any]], *, begins: bool, position: LanePosition) -> TokenBlock:

@@ -1,8 +1,12 @@
-"""Scoring held-out text with carried state. Shapes: B lanes, T block."""
+"""Scoring held-out text with carried state. Shapes: B lanes, T block.
+
+The processes of torchrun divide the lanes. All of them read equally many blocks, those of the longest lane,
+since every block gathers the weights of a sharded model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -10,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from longspan import distributed
 from longspan.evaluation.by_position import by_position as positions_of
 from longspan.evaluation.measure import scored_text, scored_unknown
-from longspan.evaluation.protocols import PROTOCOLS, EvaluationPlan
+from longspan.evaluation.protocols import PROTOCOLS, EvaluationPlan, Lane
 from longspan.evaluation.score import Score
 
 if TYPE_CHECKING:
@@ -38,16 +43,17 @@ def evaluate(
 
     `block_length` is used if `config` has none. Without `memory` every block starts from an empty state. With
     `by_position` the score has the loss of every position in a block. `progress(done, total)` is called with
-    numbers of tokens.
+    numbers of tokens. Under torchrun every rank calls this and gets the score of all lanes.
     """
     block_length = config.block_length or block_length
     num_tokens = len(token_file)
     if max_tokens is not None:
         num_tokens = min(num_tokens, max_tokens + 1)
     plan = PROTOCOLS[config.protocol](num_tokens, config.batch_size, block_length)
-    blocks = _blocks(token_file.tokens, plan, block_length)
     length = block_length if by_position else 1
-    nats, counts = _sum_of_nats(model, blocks, plan, length, memory, device, progress)
+    nats, counts = _sum_of_nats(
+        model, token_file.tokens, plan, block_length, length, memory, device, progress
+    )
     positions = positions_of(nats, counts) if by_position else None
     text = scored_text(token_file, tokenizer, plan)
     beyond = len(token_file) - num_tokens
@@ -71,8 +77,9 @@ def evaluate(
 
 def _sum_of_nats(
     model: LanguageModel,
-    blocks: Iterator[tuple[Tensor, Tensor, Tensor]],
+    tokens: np.ndarray,
     plan: EvaluationPlan,
+    block_length: int,
     length: int,
     memory: bool,
     device: torch.device | str,
@@ -81,12 +88,13 @@ def _sum_of_nats(
     """The nats and numbers of scored tokens, by position in a block of `length`; 1: over all positions."""
     nats_T = torch.zeros(length, dtype=torch.float64, device=device)
     tokens_T = torch.zeros(length, dtype=torch.int64)
-    done = 0
+    read = 0
+    lanes = _own_lanes(plan)
     with torch.no_grad(), _evaluating(model):
-        state = model.initial_state(len(plan.lanes))
-        for inputs_BT, targets_BT, counts_BT in blocks:
+        state = model.initial_state(len(lanes))
+        for inputs_BT, targets_BT, counts_BT in _blocks(tokens, plan, lanes, block_length):
             if not memory:
-                state = model.initial_state(len(plan.lanes))
+                state = model.initial_state(len(lanes))
             hidden_BTD, state = model(inputs_BT.to(device), state)
             nll_BT = model.head.nll(hidden_BTD, targets_BT.to(device))
             nll_BT = torch.where(counts_BT.to(device), nll_BT, 0.0)
@@ -98,21 +106,25 @@ def _sum_of_nats(
                 nats_T[:width] += nll_BT.sum(dim=0, dtype=torch.float64)
                 tokens_T[:width] += counts_BT.sum(dim=0)
             if progress is not None:
-                done += int(counts_BT.sum())
-                progress(done, plan.tokens)
-    return nats_T.tolist(), tokens_T.tolist()
+                read += inputs_BT.shape[1]
+                progress(plan.tokens_before(read), plan.tokens)
+    return distributed.summed(nats_T.cpu()).tolist(), distributed.summed(tokens_T).tolist()
+
+
+def _own_lanes(plan: EvaluationPlan) -> list[Lane]:
+    """The lanes of this rank. One that has none reads padding: a single lane cannot be divided."""
+    return [plan.lanes[row] for row in distributed.divided(len(plan.lanes))] or [Lane(0, 0)]
 
 
 def _blocks(
-    tokens: np.ndarray, plan: EvaluationPlan, block_length: int
+    tokens: np.ndarray, plan: EvaluationPlan, lanes: Sequence[Lane], block_length: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Inputs, targets and which of them count; lanes that have ended are padded, without counting."""
-    longest = max(lane.length for lane in plan.lanes)
-    for position in range(0, longest, block_length):
-        width = min(block_length, longest - position)
-        texts = np.zeros((len(plan.lanes), width + 1), dtype=np.int64)
-        counts = np.zeros((len(plan.lanes), width), dtype=bool)
-        for row, lane in enumerate(plan.lanes):
+    for position in range(0, plan.longest, block_length):
+        width = min(block_length, plan.longest - position)
+        texts = np.zeros((len(lanes), width + 1), dtype=np.int64)
+        counts = np.zeros((len(lanes), width), dtype=bool)
+        for row, lane in enumerate(lanes):
             scored = min(width, lane.length - position)
             if scored > 0:
                 begin = lane.start + position
@@ -126,11 +138,12 @@ def _blocks(
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for every module; each gets its own mode back afterwards."""
+    """Evaluation mode for every module. Afterwards each has its own mode again, and weights are sharded."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
+        distributed.reshard(model)
         for module, training in modes:
             module.training = training

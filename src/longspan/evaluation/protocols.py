@@ -36,9 +36,17 @@ class EvaluationPlan:
     @property
     def tokens(self) -> int:
         """How many tokens are scored."""
-        return sum(
-            lane.length - lane.length // (self.unscored_every or lane.length + 1) for lane in self.lanes
-        )
+        return self.tokens_before(self.longest)
+
+    @property
+    def longest(self) -> int:
+        """The length of the longest lane."""
+        return max(lane.length for lane in self.lanes)
+
+    def tokens_before(self, position: int) -> int:
+        """How many tokens are scored before `position` of all lanes."""
+        read = (min(lane.length, position) for lane in self.lanes)
+        return sum(length - length // (self.unscored_every or length + 1) for length in read)
 
 
 def every_token(num_tokens: int, batch_size: int, block_length: int) -> EvaluationPlan:

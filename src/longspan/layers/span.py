@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from longspan.config import SpanConfig
-from longspan.distributed import full, local
 from longspan.errors import UserError
 
 TRIM = 64
@@ -284,7 +283,7 @@ class LearnedSpan(PenalisedSpan):
 
     def fractions_H(self) -> Tensor:
         """z of each head."""
-        return full(self.fraction_H).expand(self._num_heads)
+        return self.fraction_H.expand(self._num_heads)
 
     def spans_for(self, x_BTD: Tensor) -> Tensor:
         return self.forward()
@@ -383,7 +382,7 @@ def _penalty_of_alike(spans: Sequence[LearnedSpan]) -> Tensor:
 def clamp_and_read(spans: Sequence[LearnedSpan]) -> None:
     """Put every z back into [0, 1] and start the copy of z that the integer sizes are derived from."""
     with torch.no_grad():
-        fractions = [local(span.fraction_H) for span in spans]
+        fractions: list[Tensor] = [span.fraction_H for span in spans]
         torch._foreach_clamp_min_(fractions, 0.0)
         torch._foreach_clamp_max_(fractions, 1.0)
     read_sizes(spans)

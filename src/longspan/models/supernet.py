@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from longspan.config import RunConfig, SearchConfig
-from longspan.distributed import full
 from longspan.errors import UserError
 from longspan.flops import Shape, flops
 from longspan.layers.block import Block
@@ -85,7 +84,7 @@ class Supernet(Stack):
 
     def probabilities_BK(self) -> Tensor:
         """The probability of each candidate in each block, in the order of `letters`."""
-        return self._logits_BK().softmax(dim=-1)
+        return torch.stack([block.logits_K for block in self._gumbel_blocks()]).softmax(dim=-1)
 
     def pattern(self) -> str:
         """The most likely pattern."""
@@ -163,10 +162,8 @@ class Supernet(Stack):
         return [block for block in self.blocks if isinstance(block, GumbelBlock)]
 
     def _log_probabilities_BK(self) -> Tensor:
-        return self._logits_BK().detach().double().log_softmax(dim=-1).cpu()
-
-    def _logits_BK(self) -> Tensor:
-        return torch.stack([full(block.logits_K) for block in self._gumbel_blocks()])
+        logits_BK = torch.stack([block.logits_K.detach() for block in self._gumbel_blocks()])
+        return logits_BK.double().log_softmax(dim=-1).cpu()
 
 
 def _build_stack(config: RunConfig, vocabulary_size: int, arrange: Arrange) -> Stack:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from longspan.compile_fallback import CompileFallback
 from longspan.config import StageConfig
-from longspan.distributed import is_sharded
+from longspan.distributed import by_placement, is_sharded
 from longspan.errors import UserError
 from longspan.models.interface import LanguageModel
 from longspan.optim.adagrad import Adagrad
@@ -89,5 +89,7 @@ def _adam(kind: type[torch.optim.Adam], groups: list[dict[str, Any]], stage: Sta
 
 
 def _group(parameters: list[nn.Parameter], peak: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-    """One parameter group, or none if there are no parameters."""
-    return [{"params": parameters, "peak": peak, "weight_decay": weight_decay}] if parameters else []
+    """The group of these parameters, or none if there are none; sharded ones have a group of their own."""
+    return [
+        {"params": alike, "peak": peak, "weight_decay": weight_decay} for alike in by_placement(parameters)
+    ]

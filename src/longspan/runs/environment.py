@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from longspan import distributed
 from longspan.errors import UserError
 from longspan.kernels.span_attention import cpu
 from longspan.version import VERSION
@@ -18,19 +18,17 @@ from longspan.version import VERSION
 _SOURCES = Path(__file__).resolve().parents[3]  # the checkout, if the package runs from one
 
 
-def check_one_process() -> None:
-    """Raise `UserError` in each of several processes that torchrun started."""
-    if os.environ.get("WORLD_SIZE", "").isdecimal() and int(os.environ["WORLD_SIZE"]) > 1:
-        raise UserError(
-            f"Longspan runs on one device, but WORLD_SIZE is {os.environ['WORLD_SIZE']}: start it without "
-            "torchrun, or with --nproc-per-node 1"
-        )
-
-
 def pick_device(name: str) -> torch.device:
-    """The device called `name`; `auto` is a GPU if there is one, else the CPU."""
+    """The device called `name`; `auto` is a GPU if there is one, else the CPU.
+
+    Under torchrun `auto` and `cuda` are a GPU of its own for every process.
+    """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+        if not distributed.launched():
+            return torch.device(name)
+    if distributed.launched() and name.startswith("cuda"):
+        name = _own_gpu(name)
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # fails on the meta device
@@ -39,6 +37,20 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # kernels are launched on the current device
     return device
+
+
+def _own_gpu(name: str) -> str:
+    processes, gpus = distributed.local_size(), torch.cuda.device_count()
+    if name != "cuda":
+        if processes > 1:
+            raise UserError(f"{processes} processes cannot share {name}: use cuda, which is one GPU for each")
+        return name
+    if distributed.local_rank() >= gpus > 0:
+        raise UserError(
+            f"{processes} processes on this machine but {gpus} GPU{'s' * (gpus > 1)}: start torchrun with "
+            f"--nproc-per-node {gpus}"
+        )
+    return f"cuda:{distributed.local_rank()}"
 
 
 def device_name(device: torch.device) -> str:

@@ -27,17 +27,22 @@ _NAMED = 3  # tensors of each kind in a message
 class Init:
     """Weights only: the optimizer, the data and the recipe may be others."""
 
-    path: Path  # a run folder or a checkpoint file
+    path: Path  # a run folder or a checkpoint
     partial: bool = False  # take the tensors that fit
     with_tokenizer: bool = True  # take the tokenizer of the run too, so that tokens keep their meaning
 
     @property
     def run(self) -> RunFolder | None:
         """The run that the weights belong to; None for a file outside of a run folder."""
-        if self.path.is_dir():
+        if self._is_run:
             return RunFolder.open(self.path)
         folders = [*self.path.absolute().parents][:2]
         return next((RunFolder(folder) for folder in folders if (folder / "config.toml").is_file()), None)
+
+    @property
+    def _is_run(self) -> bool:
+        """Whether a folder was given that is not itself a checkpoint, which may be a folder of shards."""
+        return self.path.is_dir() and not checkpoint.is_folder(self.path)
 
     @property
     def possible_files(self) -> list[Path]:
@@ -49,9 +54,9 @@ class Init:
     @property
     def file(self) -> Path:
         """The checkpoint: of a run folder the best, or the last if the run was not yet evaluated."""
-        if self.path.is_dir():
+        if self._is_run:
             RunFolder.open(self.path)
-            found = next((file for file in self.possible_files if file.is_file()), None)
+            found = next((file for file in self.possible_files[1:] if checkpoint.exists(file)), None)
             if found is None:
                 raise UserError(f"{self.path} has no weights yet: its folder 'checkpoints' is empty")
             return found

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from longspan import distributed
 from longspan.errors import UserError
 from longspan.runs.folder import RunFolder
 from longspan.runs.no_links import open_to_append, refuse_links
@@ -21,6 +22,9 @@ def for_training(run: RunFolder) -> Iterator[None]:
     The lock is on the metrics file: it exists during all of the training and is never replaced.
     """
     refuse_links(run)
+    if not distributed.is_first():  # rank 0 has it for all
+        yield
+        return
     with open_to_append(run.metrics) as file:
         if sys.platform != "win32":
             try:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from longspan import distributed
 from longspan.models.interface import LanguageModel
 
 
@@ -25,8 +26,9 @@ class Average:
     @torch.no_grad()
     def follow(self, step: int) -> None:
         """Add the weights after update number `step`, counted from 1, to the average."""
-        moved = [p.detach() for p in self.model.parameters()]
-        torch._foreach_lerp_(list(self.weights.values()), moved, max(1.0 - self.decay, 1.0 / step))
+        moved = distributed.by_placement(p.detach() for p in self.model.parameters())
+        for averages, alike in zip(distributed.by_placement(self.weights.values()), moved, strict=True):
+            torch._foreach_lerp_(averages, alike, max(1.0 - self.decay, 1.0 / step))
 
     def restore(self, weights: Mapping[str, Tensor]) -> None:
         """Continue from a saved average."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from longspan import distributed
 from longspan.errors import UserError
 from longspan.evaluation import Score
 from longspan.models import LanguageModel
@@ -28,7 +29,8 @@ class DivergenceCheck:
             raise self._diverged(f"the loss is {bad.loss}", bad)
 
     def check_weights(self, progress: RunProgress) -> None:
-        if not bool(norms(list(self._model.parameters())).isfinite().all()):
+        own = [distributed.local(parameter.detach()) for parameter in self._model.parameters()]
+        if distributed.any_rank(not bool(norms(own).isfinite().all())):
             raise self._diverged("the weights are no longer finite", progress)
 
     def check_score(self, score: Score, split: str, progress: RunProgress) -> None:

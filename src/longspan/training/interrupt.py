@@ -8,6 +8,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+from longspan import distributed
 from longspan.training.errors import Interrupted
 
 
@@ -32,9 +33,10 @@ class Interrupt:
         self._restore(*self._previous)
 
     def check(self) -> None:
-        """Raise `Interrupted` if a signal arrived."""
-        if self._caught is not None:
-            raise Interrupted(self._caught)
+        """Raise `Interrupted` if a signal arrived, on any rank: all of them stop at the same step."""
+        number = distributed.highest(self._caught or 0)
+        if number:
+            raise Interrupted(number)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._caught is None:

@@ -3,27 +3,32 @@
 It uses only the model interface and knows no model. A `Strategy` has what differs between kinds of training.
 A checkpoint holds everything that decides the next step, and what is due between two steps follows from the
 counters alone. So a resumed run continues exactly as if it had not been stopped.
+
+Under torchrun every rank runs this loop on its own lanes. The ranks agree on what depends on a clock or on a
+signal, so all of them take the same decisions. Rank 0 alone writes metrics and logs.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
+from longspan import distributed
 from longspan.config import StageConfig, TrainingConfig
-from longspan.data import BlockSource, GivenTokens, Lanes, Segments, TokenBlock, TokenizedCorpus
+from longspan.data import BlockSource, GivenTokens, Lanes, Segments, SomeLanes, TokenBlock, TokenizedCorpus
 from longspan.errors import UserError
 from longspan.evaluation import Score, evaluate
 from longspan.models import LanguageModel
 from longspan.optim import fraction, undeclared_notice
 from longspan.runs import Checkpoint, RunFolder, checkpoint
 from longspan.runs.resume_checks import fixed_options
-from longspan.training import train_state
+from longspan.training import parallel, train_state
 from longspan.training.averaging import Average
+from longspan.training.checkpoint_writer import CheckpointWriter
 from longspan.training.clock import Clock
 from longspan.training.compile_warmup import warm_up_compilation
 from longspan.training.divergence import DivergenceCheck
@@ -32,7 +37,7 @@ from longspan.training.formatting import duration, readable, scalars
 from longspan.training.interrupt import Interrupt
 from longspan.training.loss_meter import LossMeter
 from longspan.training.prefetch import Prefetcher
-from longspan.training.records import Records
+from longspan.training.records import NoRecords, Records
 from longspan.training.reporter import Reporter
 from longspan.training.run_progress import RunProgress
 from longspan.training.step import Updater
@@ -58,6 +63,9 @@ class Loop:
         self._strategy = strategy(model, self._config)
         self._callback = callback
         training = self._config.training
+        self._lanes = distributed.share(training.batch_size)
+        if training.shard:
+            parallel.shard(model)
         self._device = next(model.parameters()).device
         self._updater = Updater(
             model,
@@ -65,11 +73,13 @@ class Loop:
             micro_batches=training.micro_batches,
             fallback=self._strategy.fallback,
             capture=not training.block_jitter and training.accumulate == 1,
+            sharded=training.shard,
         )
         longest = max(map(self._config.block_length, self._config.stage))
-        self._blocks = Prefetcher(training.batch_size * longest, self._device)
+        self._blocks = Prefetcher(len(self._lanes) * longest, self._device)
         self._average = Average(model, training.average) if training.average else None
         self._divergence = DivergenceCheck(folder, model)
+        self._writer = CheckpointWriter(folder, sharded=training.shard)
         self._interrupt = Interrupt()
         self._clock = Clock()
         self._saved_at = time.monotonic()
@@ -85,8 +95,8 @@ class Loop:
     def _begin(self) -> None:
         self._progress, self._loss_meter = RunProgress(), LossMeter()
         self._begin_stage()
-        self._state = self._model.initial_state(self._config.training.batch_size)
-        self._records = Records(self._folder)
+        self._state = self._model.initial_state(len(self._lanes))
+        self._records = self._own_records()
         self._unsaved = False
 
     def _restore(self, saved: Checkpoint) -> None:
@@ -96,12 +106,15 @@ class Loop:
         if not self._folder.checkpoint("best").exists():  # it was lost: the next evaluation writes a new one
             self._progress.best_loss, self._progress.evaluated, self._progress.since_best = None, 0, 0
         self._begin_stage()
-        self._state = train_state.unpack(saved, self._model, self._strategy.optimizers, self._device)
-        if self._average is not None:
-            self._average.restore(saved.below("average"))
+        self._state = train_state.unpack(
+            saved, self._model, self._strategy.optimizers, self._device, self._lanes, self._average
+        )
         self._updater.scaler.load_state_dict(facts["scaler"])
-        self._records = Records(self._folder, facts["lengths"], self._progress.step)
+        self._records = self._own_records(facts["lengths"], self._progress.step)
         self._unsaved = False
+
+    def _own_records(self, lengths: Mapping[str, int] | None = None, step: int = 0) -> Records | NoRecords:
+        return Records(self._folder, lengths, step) if distributed.is_first() else NoRecords()
 
     def run(self) -> None:
         """Train to the end. On `Interrupted` and `Stopped` everything is saved first."""
@@ -121,6 +134,7 @@ class Loop:
         except (Interrupted, Stopped):
             if self._unsaved:
                 self._save("last")
+            self._writer.wait()
             raise
 
     @property
@@ -170,7 +184,7 @@ class Loop:
 
     def _minutes_are_over(self) -> bool:
         minutes = self._config.training.checkpoint_minutes
-        return minutes > 0 and time.monotonic() - self._saved_at > 60 * minutes
+        return minutes > 0 and bool(distributed.from_first(time.monotonic() - self._saved_at > 60 * minutes))
 
     def _find_stage(self) -> bool:
         """Move to the next stage that is not over; false when all are."""
@@ -199,7 +213,8 @@ class Loop:
         self._blocks.follow(self._source)
 
     def _source_of(self, stage: StageConfig) -> BlockSource:
-        return _block_source(self._corpus, self._config.training, self._config.block_length(stage))
+        block_length = self._config.block_length(stage)
+        return _block_source(self._corpus, self._config.training, block_length, self._lanes)
 
     def _next_blocks(self) -> list[TokenBlock]:
         """The blocks of the next update, all of one epoch; none at the end of the text."""
@@ -250,7 +265,7 @@ class Loop:
             clip_value=stage.clip_value,
             more=more,
         )
-        tokens = sum(block.tokens_BT.numel() for block in blocks)
+        tokens = sum(block.tokens_BT.numel() for block in blocks) * distributed.size()
         progress.count_step(tokens, blocks[-1].position)
         if self._average is not None:
             self._average.follow(progress.step)
@@ -262,6 +277,8 @@ class Loop:
     def _count_time(self) -> None:
         """Add the time since the last lap to the training time."""
         seconds = self._clock.lap()
+        if any(stage.max_seconds is not None for stage in self._config.stage):
+            seconds = distributed.from_first(seconds)  # ranks must end a stage at the same step
         self._progress.count_time(seconds)
         self._loss_meter.seconds += seconds
 
@@ -323,7 +340,9 @@ class Loop:
 
     def _call_back(self, line: dict[str, Any]) -> None:
         """Pass a line of metrics to the callback, which returns False to stop the run."""
-        if self._callback is not None and self._callback(dict(line)) is False:
+        if self._callback is None:
+            return
+        if distributed.any_rank(distributed.is_first() and self._callback(dict(line)) is False):
             raise Stopped("the callback returned False")
 
     def _evaluate(self) -> None:
@@ -362,8 +381,9 @@ class Loop:
             self._evaluate()
         if self._unsaved:
             self._save("last")
+        self._writer.wait()
         best = checkpoint.load(self._folder.checkpoint("best"))
-        self._model.load_state_dict(best.below("model"))
+        train_state.load_weights(self._model, best.below("model"))
         limit, held_out = self._config.evaluation.max_tokens_final, self._corpus.splits
         line = {
             "kind": "final",
@@ -410,12 +430,10 @@ class Loop:
                 "scaler": self._updater.scaler.state_dict(),
                 "lengths": self._records.sync(),
             }
-            tensors = train_state.pack(self._model, self._strategy.optimizers, self._state, self._device)
-            if self._average is not None:
-                tensors |= {f"average.{name}": tensor for name, tensor in self._average.weights.items()}
-            keep = self._config.training.keep_checkpoints if which == "last" else 1
-            checkpoint.save(self._folder.checkpoint(which), tensors, facts, keep)
-            self._folder.note_saved()
+            tensors = train_state.pack(
+                self._model, self._strategy.optimizers, self._state, self._device, self._average
+            )
+            self._writer.save(which, tensors, facts)
         if which == "last":
             self._unsaved, self._saved_at = False, time.monotonic()
 
@@ -443,14 +461,15 @@ def _complete(folder: RunFolder) -> Iterator[None]:
 
 
 def _block_source(
-    corpus: TokenizedCorpus | GivenTokens, training: TrainingConfig, block_length: int
+    corpus: TokenizedCorpus | GivenTokens, training: TrainingConfig, block_length: int, lanes: range
 ) -> BlockSource:
     if isinstance(corpus, GivenTokens) and corpus.blocks is not None:
-        return corpus.blocks
+        return corpus.blocks if distributed.size() == 1 else SomeLanes(corpus.blocks, lanes)
     tokens, sizes = corpus.splits["train"].tokens, (training.batch_size, block_length)
+    at_end, seed = training.at_end, training.seed
     if training.segment_length is not None:
-        return Segments(tokens, *sizes, training.segment_length, at_end=training.at_end, seed=training.seed)
-    return Lanes(tokens, *sizes, jitter=training.block_jitter, at_end=training.at_end, seed=training.seed)
+        return Segments(tokens, *sizes, training.segment_length, at_end=at_end, seed=seed, rows=lanes)
+    return Lanes(tokens, *sizes, jitter=training.block_jitter, at_end=at_end, seed=seed, rows=lanes)
 
 
 def _figures(score: Score, others: dict[str, Score]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longspan import distributed
+
 
 @dataclass(frozen=True)
 class BadLoss:
@@ -36,10 +38,13 @@ class LossMeter:
         self.tokens += tokens
 
     def read(self) -> BadLoss | None:
-        """Read pending losses from the device, which synchronises. Returns the first that is not finite."""
+        """Read pending losses from the device, which synchronises. Returns the first that is not finite.
+
+        Every rank has the nats of its own lanes: here they are added up.
+        """
         if not self._waiting:
             return None
-        values = torch.stack([nats for nats, _, _ in self._waiting]).tolist()
+        values = distributed.summed(torch.stack([nats for nats, _, _ in self._waiting])).tolist()
         for value, (_, step, rate) in zip(values, self._waiting, strict=True):
             if not math.isfinite(value):
                 return BadLoss(step, rate, value)

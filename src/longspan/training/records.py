@@ -75,6 +75,19 @@ class Records:
                 self._board.add_scalar(f"{prefix}/{name}", value, step)
 
 
+class NoRecords:
+    """The records of the ranks that write none."""
+
+    def write(self, line: dict[str, Any]) -> None: ...
+
+    def write_record(self, name: str, step: int, fields: Mapping[str, Any]) -> None: ...
+
+    def sync(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None: ...
+
+
 def _check_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
         raise UserError(f"records() returns the name {name!r}: use only letters, digits, '_' and '-'")

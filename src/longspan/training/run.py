@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from longspan import distributed
 from longspan.config import RunConfig, TrainingConfig
 from longspan.data import GivenTokens, LanePosition, TokenizedCorpus, check_fits, corpora, prepare
 from longspan.errors import UserError, is_out_of_memory
@@ -22,7 +23,7 @@ from longspan.optim import build_optimizers
 from longspan.runs import Checkpoint, RunFolder, checkpoint, lock, pick_device
 from longspan.runs.auto_options import resolved
 from longspan.runs.check_weights import check_weights
-from longspan.runs.environment import check_one_process, device_name, differences, environment
+from longspan.runs.environment import device_name, differences, environment
 from longspan.runs.init import Init
 from longspan.runs.resume_checks import check_resumable, fixed_options
 from longspan.testing import ContractError, check_model
@@ -56,7 +57,6 @@ def train(
     test splits. SIGINT, SIGTERM and SIGHUP save the run and raise `Interrupted`; a loss that is not finite
     raises `Diverged`.
     """
-    check_one_process()
     RunFolder.must_be_new(out)
     strategy.check(config)
     if not config.stage:
@@ -69,7 +69,12 @@ def train(
     asked, config = config.training, resolved(config, device)
     if config.training.logger == "wandb":
         find_wandb()
-    with RunLog(reporter or Reporter()) as log, cpu_threads(config.training.threads):
+    with (
+        distributed.joined(device, config.training.timeout_seconds),
+        _log(reporter) as log,
+        cpu_threads(config.training.threads),
+    ):
+        out = Path(distributed.text_from_first(str(out)))  # the first free name may differ between ranks
         _warn_of_long_warmups(config)
         corpus: TokenizedCorpus | GivenTokens
         if given is None:
@@ -91,9 +96,11 @@ def train(
                 build_optimizers(model, stage)
             if config.plugins:
                 _check_interface(model, device)
-            folder = RunFolder.create(
-                out, _with_absolute_corpus(config), corpus.tokenizer, corpus.fingerprint, started_from
-            )
+            stored = _with_absolute_corpus(config)
+            with distributed.first_before_others():
+                if distributed.is_first():
+                    RunFolder.create(out, stored, corpus.tokenizer, corpus.fingerprint, started_from)
+                folder = RunFolder.open(out)
             with lock.for_training(folder):
                 _run(folder, corpus, model, log, None, strategy, callback, asked)
     return folder
@@ -115,7 +122,6 @@ def resume(
     `config` and `init` are those of a command that starts the run or resumes it. The options that may change
     on resume are changed in config.toml; the others must be as they were.
     """
-    check_one_process()
     folder = RunFolder.open(run)
     before = None
     if config is not None:
@@ -123,7 +129,12 @@ def resume(
     strategy.check(folder.config)
     if not folder.config.stage:
         raise UserError(f"{run} cannot be resumed: its configuration has no [[stage]]")
-    with RunLog(reporter or Reporter()) as log, cpu_threads(folder.config.training.threads):
+    training = folder.config.training
+    with (
+        distributed.joined(pick_device(training.device), training.timeout_seconds),
+        _log(reporter) as log,
+        cpu_threads(training.threads),
+    ):
         if (advice := _finished(folder, before)) is not None:
             if before is not None:  # a changed option must not be ignored silently
                 check_resumable("the command", folder.config, 0, fixed_options(before, 0))
@@ -146,9 +157,12 @@ def _finished(folder: RunFolder, before: RunConfig | None) -> str | None:
     training = folder.config.training
     if training.at_end == "stop":
         return "nothing to do"
+    last = folder.checkpoint("last")
     try:
-        progress = RunProgress.from_json(checkpoint.load(folder.checkpoint("last")).facts["progress"])
-    except (UserError, KeyError, TypeError):  # the checkpoint is lost or incomplete; the final score exists
+        progress = RunProgress.from_json(checkpoint.load(last).facts["progress"]) if last.exists() else None
+    except (UserError, KeyError, TypeError):
+        progress = None
+    if progress is None:  # the checkpoint is lost or incomplete; the final score exists
         longer = before is not None and before.stage != folder.config.stage
         return None if longer else "nothing to do"
     if progress.out_of_patience(training.patience):
@@ -168,7 +182,9 @@ def _continue_run(
     callback: Callback | None,
 ) -> None:
     """`before` is what config.toml holds, if a command gives other options."""
-    device, saved = pick_device(folder.config.training.device), resume_point.load(folder, log)
+    device = pick_device(folder.config.training.device)
+    with distributed.first_before_others():  # rank 0 puts a damaged checkpoint aside
+        saved = resume_point.load(folder, log)
     folder.config = config = resolved(folder.config, device)  # config.toml has `auto` only if it was edited
     changes = [] if before is None else changed_options.differences(before, config)
     if saved is not None:
@@ -210,7 +226,8 @@ def _continue_run(
             initial_weights.load_again(folder, model)
         if changes:
             log.say(f"changed in {folder.path / 'config.toml'}: {', '.join(changes)}")
-            changed_options.store(folder)
+            if distributed.is_first():
+                changed_options.store(folder)
         _run(folder, corpus, model, log, saved, strategy, callback, config.training)
 
 
@@ -286,10 +303,12 @@ def _run(
     callback: Callback | None,
     asked: TrainingConfig,
 ) -> None:
-    log.open(folder.log)
+    if distributed.is_first():
+        log.open(folder.log)
     log.say(_summary(folder, corpus, model, asked))
     if resume_from is None:
         log.note(str(model))
+    _seed_rank(folder.config, resume_from.facts["progress"]["step"] if resume_from else 0)
     Loop(folder, corpus, model, log, resume_from, strategy, callback).run()
     log.note(f"finished: {json.dumps(folder.final())}")
 
@@ -325,6 +344,20 @@ def _summary(
         f"{read} ({config.data.tokenizer.kind}, "
         f"vocabulary {corpus.tokenizer.vocabulary_size:,}), run folder {folder.path}"
     )
+
+
+def _log(reporter: Reporter | None) -> RunLog:
+    """Rank 0 alone speaks."""
+    return RunLog(reporter if reporter is not None and distributed.is_first() else Reporter())
+
+
+def _seed_rank(config: RunConfig, step: int) -> None:
+    """Other random numbers on every rank, for dropout. Rank 0 goes on as one process alone would.
+
+    In a search the ranks must draw the same blocks: there all ranks have the same numbers.
+    """
+    if distributed.rank() and config.search is None:
+        torch.manual_seed(config.training.seed + distributed.rank() * 1_000_003 + step * 7_919)
 
 
 @contextmanager

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from longspan import distributed
 from longspan.compile_fallback import CompileFallback
 from longspan.config.training import Precision
 from longspan.data import TokenBlock
 from longspan.hooks import added_penalties
 from longspan.models.interface import LanguageModel
 from longspan.state import State
+from longspan.training import parallel
 from longspan.training.graphs import CapturedModel
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -29,6 +32,9 @@ class Updater:
     `CapturedModel`; `capture` is false for blocks of changing length, where a graph is hardly ever replayed,
     and for updates over several blocks, because a captured pass has no gradient for the carried state.
     `fallback` is the `CompileFallback` of a compiled model.
+
+    Under torchrun the lanes are those of this rank, and gradients are averaged over all ranks. `sharded` is
+    whether the model is: then a pass gathers weights, and cannot be captured.
     """
 
     def __init__(
@@ -39,17 +45,19 @@ class Updater:
         micro_batches: int = 1,
         fallback: CompileFallback | None = None,
         capture: bool = True,
+        sharded: bool = False,
     ) -> None:
         if precision == "auto":
             raise ValueError("precision 'auto' must be resolved before an update")
         self.model = model
         self.micro_batches = micro_batches
         self.device = next(model.parameters()).device
-        self.dtype = _AUTOCAST.get(precision)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self._fallback = fallback or CompileFallback(enabled=False)
-        can_capture = self.device.type == "cuda" and micro_batches == 1
-        self._captured = CapturedModel(model) if capture and can_capture else None
+        capture = capture and self.device.type == "cuda" and micro_batches == 1 and not sharded
+        losses = _Losses(model, _AUTOCAST.get(precision), CapturedModel(model) if capture else None)
+        self._losses: nn.Module = losses if capture or sharded else parallel.replicate(losses)
+        self._left_out = parallel.left_out(model, captured=capture, sharded=sharded)
 
     def update(
         self,
@@ -76,9 +84,10 @@ class Updater:
             }
             moving = [p for p in self.model.parameters() if id(p) in held]
             if clip_value > 0:
-                torch.nn.utils.clip_grad_value_(moving, clip_value)
+                for alike in distributed.by_placement(moving):
+                    torch.nn.utils.clip_grad_value_(alike, clip_value)
             if clip_norm > 0:
-                torch.nn.utils.clip_grad_norm_(moving, clip_norm)
+                parallel.clip_norm(moving, clip_norm)
         for optimizer in optimizers:
             self.scaler.step(optimizer)
         self.scaler.update()
@@ -99,33 +108,70 @@ class Updater:
         With `more` blocks it is the sum of this over all blocks; gradients flow through the state from block
         to block.
         """
-        blocks = [(tokens_BT, targets_BT, False), *((b.tokens_BT, b.targets_BT, b.begins) for b in more)]
-        blocks = [(self._on_device(x_BT), self._on_device(y_BT), begins) for x_BT, y_BT, begins in blocks]
+        blocks = [
+            _Block(self._on_device(tokens_BT), self._on_device(targets_BT), begins=False),
+            *(_Block(self._on_device(b.tokens_BT), self._on_device(b.targets_BT), b.begins) for b in more),
+        ]
         batch_size = tokens_BT.shape[0]
         edges = [batch_size * i // self.micro_batches for i in range(self.micro_batches + 1)]
         nats = torch.zeros((), device=self.device)
         after: list[State] = []
         for first, end in itertools.pairwise(edges):
             lanes = slice(first, end)
-            new_state, losses = state.select(lanes), []
-            for x_BT, y_BT, begins in blocks:
-                if begins:
-                    new_state = self.model.initial_state(end - first)
-                with added_penalties() as added:
-                    hidden_BTD, new_state = self._read(x_BT[lanes], new_state)
-                with self._autocast():
-                    nll_BT = self.model.head.nll(hidden_BTD, y_BT[lanes])
-                piece = nll_BT.sum()
-                loss = piece / y_BT.numel()
-                if first == 0:  # once per batch, not once per micro-batch
-                    loss = loss + sum(self.model.penalties().values())
-                if added:  # a mean over the tokens of this micro-batch
-                    loss = loss + sum(added) * ((end - first) / batch_size)
-                losses.append(loss)
-                nats = nats + piece.detach()
-            self.scaler.scale(losses[0] if len(losses) == 1 else torch.stack(losses).sum()).backward()
+            with parallel.synchronised(self._losses, last=end == batch_size):
+                loss, piece, new_state = self._losses(blocks, lanes, state.select(lanes))
+                self.scaler.scale(loss).backward()
+            nats = nats + piece
             after.append(new_state.detach())
+        parallel.average_gradients(self._left_out)
         return nats, after[0] if len(after) == 1 else State.join(after)
+
+    def _on_device(self, block_BT: Tensor) -> Tensor:
+        """Copied asynchronously from pinned memory; a tensor that is already pinned is not pinned again."""
+        if self.device.type != "cuda":
+            return block_BT.to(self.device)
+        return block_BT.pin_memory().to(self.device, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class _Block:
+    tokens_BT: Tensor
+    targets_BT: Tensor
+    begins: bool
+
+
+class _Losses(nn.Module):
+    """The loss of one micro-batch, over all blocks of an update.
+
+    It is a module of its own because DDP averages the gradients of what happens inside of one `forward`.
+    """
+
+    def __init__(
+        self, model: LanguageModel, dtype: torch.dtype | None, captured: CapturedModel | None
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._dtype, self._captured = dtype, captured
+
+    def forward(self, blocks: list[_Block], lanes: slice, state: State) -> tuple[Tensor, Tensor, State]:
+        """The loss to differentiate, the sum of nats, and the state after the last block."""
+        losses, nats = [], torch.zeros((), device=blocks[0].tokens_BT.device)
+        for block in blocks:
+            if block.begins:
+                state = self.model.initial_state(lanes.stop - lanes.start)
+            with added_penalties() as added:
+                hidden_BTD, state = self._read(block.tokens_BT[lanes], state)
+            with self._autocast():
+                nll_BT = self.model.head.nll(hidden_BTD, block.targets_BT[lanes])
+            piece = nll_BT.sum()
+            loss = piece / block.targets_BT.numel()
+            if lanes.start == 0:  # once per batch, not once per micro-batch
+                loss = loss + sum(self.model.penalties().values())
+            if added:  # a mean over the tokens of this micro-batch
+                loss = loss + sum(added) * (nll_BT.shape[0] / block.targets_BT.shape[0])
+            losses.append(loss)
+            nats = nats + piece.detach()
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum(), nats, state
 
     def _read(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
         if self._captured is not None:
@@ -134,11 +180,6 @@ class Updater:
             hidden_BTD, after = self.model(tokens_BT, state)
         return hidden_BTD, after
 
-    def _on_device(self, block_BT: Tensor) -> Tensor:
-        """Copied asynchronously from pinned memory; a tensor that is already pinned is not pinned again."""
-        if self.device.type != "cuda":
-            return block_BT.to(self.device)
-        return block_BT.pin_memory().to(self.device, non_blocking=True)
-
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None)
+        device = next(self.model.parameters()).device
+        return torch.autocast(device.type, self._dtype, enabled=self._dtype is not None)

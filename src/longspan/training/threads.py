@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +12,7 @@ from typing import Literal
 import torch
 
 from longspan.cores import usable_cores
+from longspan.distributed import local_size
 
 SLOWED = 0.1
 """The least share of the time that is worth a line."""
@@ -18,9 +20,12 @@ SLOWED = 0.1
 
 @contextmanager
 def cpu_threads(number: Literal["auto"] | int) -> Iterator[None]:
-    """Inside, torch uses so many threads; `auto` uses no more than there are cores for this process."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(before, usable_cores()) if number == "auto" else number)
+    """Inside, torch uses so many threads; `auto` uses no more than there are cores for this process.
+
+    The processes of torchrun on one machine divide its cores, unless `OMP_NUM_THREADS` is set.
+    """
+    before, sharing = torch.get_num_threads(), 1 if "OMP_NUM_THREADS" in os.environ else local_size()
+    torch.set_num_threads(min(before, max(1, usable_cores() // sharing)) if number == "auto" else number)
     try:
         yield
     finally:

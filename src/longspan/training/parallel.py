@@ -1,0 +1,117 @@
+"""One model on several ranks: replicated by DDP, or sharded by FSDP2.
+
+torch's modules for sharded tensors take long to import: they are imported where they are needed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from longspan import distributed, hooks
+from longspan.models.interface import LanguageModel
+
+
+def shard(model: LanguageModel) -> None:
+    """Divide the parameters over the ranks, except for a few small ones; a block is gathered as it runs."""
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    mesh = distributed.mesh(next(model.parameters()).device.type)
+    whole = set(_whole(model))
+    lists = (child for child in model.children() if isinstance(child, nn.ModuleList))
+    for module in [*(block for blocks in lists for block in blocks), model]:
+        fully_shard(module, mesh=mesh, ignored_params=whole)
+        if hasattr(module, "initial_state"):
+            register_fsdp_forward_method(module, "initial_state")  # it may read parameters
+
+
+def _whole(model: LanguageModel) -> list[nn.Parameter]:
+    """The parameters that are not sharded: scalars, which FSDP2 does not accept, and what hooks may read.
+
+    Hooks such as `penalties` are called outside of the forward pass, where sharded parameters are not
+    gathered. The modules that have some hold small parameters: spans, logits of a search.
+    """
+    read = (p for m in model.modules() if hooks.reads_weights(m) for p in m.parameters(recurse=False))
+    return [*read, *(p for p in model.parameters() if p.ndim == 0)]
+
+
+def replicate(module: nn.Module) -> nn.Module:
+    """The same module; the gradients of its backward pass are averaged over the ranks."""
+    if not dist.is_initialized():
+        return module
+    with warnings.catch_warnings():
+        # torch renames `broadcast_buffers`. Older versions do not know the new name.
+        warnings.filterwarnings("ignore", message=".*forward_sync_buffers")
+        # Buffers follow from the weights and are the same on every rank.
+        return DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+
+def synchronised(module: nn.Module, last: bool) -> AbstractContextManager[Any]:
+    """A context for one of several backward passes: only the last one averages the gradients."""
+    if isinstance(module, DistributedDataParallel) and not last:
+        return module.no_sync()
+    for part in module.modules():
+        if (synchronise := getattr(type(part), "set_requires_gradient_sync", None)) is not None:  # sharded
+            synchronise(part, last, recurse=False)
+    return nullcontext()
+
+
+def left_out(model: LanguageModel, captured: bool, sharded: bool) -> list[nn.Parameter]:
+    """The parameters whose gradients neither DDP nor FSDP2 averages."""
+    if not dist.is_initialized() or not (captured or sharded):
+        return []
+    return list(model.parameters()) if captured else list(dict.fromkeys(_whole(model)))
+
+
+@torch.no_grad()
+def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Average the gradients of `parameters` over the ranks, in one piece, after the backward pass.
+
+    For passes replayed from a CUDA graph, which DDP does not see, and for parameters that FSDP2 leaves out.
+    Unlike theirs it does not overlap with the backward pass.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= distributed.size()
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    torch._foreach_copy_(
+        gradients, [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
+    )
+
+
+def clip_norm(parameters: list[nn.Parameter], limit: float) -> None:
+    """`clip_grad_norm_` for parameters of which some may be sharded: the norm is that of all of them."""
+    parts = distributed.by_placement(parameters)
+    if len(parts) < 2 and not any(map(distributed.is_sharded, parameters)):
+        nn.utils.clip_grad_norm_(parameters, limit)
+        return
+    norms = [nn.utils.get_total_norm([p.grad for p in part if p.grad is not None]) for part in parts]
+    norm = torch.stack([distributed.full(norm) for norm in norms]).norm()
+    for part in parts:
+        nn.utils.clip_grads_with_norm_(part, limit, norm)
+
+
+def placed_like(full: Tensor, own: Tensor) -> Tensor:
+    """The part of a whole tensor that belongs on this rank, if `own` is sharded; else the tensor."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(own, DTensor):
+        return full
+    return distribute_tensor(full.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+
+
+def of_all_lanes(own: Tensor) -> Tensor:
+    """The carried state of all ranks as one tensor, of which this rank has its own lanes."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    return DTensor.from_local(own, distributed.mesh(own.device.type), [Shard(0)], run_check=False)

@@ -1,0 +1,79 @@
+"""Evaluations that are run in one process and in several: as a program, every rank writes a file of scores."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from longspan import distributed
+from longspan.config import EvaluationConfig
+from longspan.data import token_array
+from longspan.data.tokenizers.byte import ByteTokenizer
+from longspan.evaluation import evaluate
+from longspan.evaluation.protocols import PROTOCOLS
+from longspan.models import LanguageModel
+from tests.using.tiny import tiny_model
+
+TOKENS = np.random.default_rng(0).integers(32, 64, 131)
+CASES: dict[str, dict[str, Any]] = {
+    f"{protocol}, {lanes} lanes": {"protocol": protocol, "batch_size": lanes}
+    for protocol in PROTOCOLS
+    for lanes in (3, 4, 8)
+} | {
+    "one lane": {"batch_size": 1},
+    "by position": {"batch_size": 3, "by_position": True},
+    "fairseq by position": {"protocol": "fairseq", "batch_size": 3, "by_position": True},
+    "without memory": {"batch_size": 5, "memory": False},
+    "first tokens": {"batch_size": 5, "max_tokens": 50},
+}
+SHARDED = ("every-token, 3 lanes", "one lane", "without memory")
+
+
+def score(model: LanguageModel, case: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a score, and the numbers of tokens that were told on the way."""
+    chosen = {name: value for name, value in case.items() if name in ("protocol", "batch_size")}
+    told: list[tuple[int, int]] = []
+    result = evaluate(
+        model,
+        token_array(TOKENS, ByteTokenizer()),
+        tokenizer=ByteTokenizer(),
+        config=EvaluationConfig(**chosen),
+        block_length=8,
+        device="cpu",
+        progress=lambda done, total: told.append((done, total)),
+        **{name: value for name, value in case.items() if name not in chosen},
+    )
+    return result.figures() | {"told": told}
+
+
+def _sharded(model: LanguageModel) -> LanguageModel:
+    mesh = init_device_mesh("cpu", (distributed.size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def main(folder: Path) -> None:
+    found: dict[str, Any] = {}
+    with distributed.joined(torch.device("cpu"), 60):
+        rank, model = distributed.rank(), tiny_model()
+        for name, case in CASES.items():
+            found[name] = score(model, case)
+    with distributed.joined(torch.device("cpu"), 60):  # a process may join again
+        sharded = _sharded(tiny_model())
+        for name in SHARDED:
+            found[f"sharded: {name}"] = score(sharded, CASES[name])
+            assert all(isinstance(weight, DTensor) for weight in sharded.parameters())
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
