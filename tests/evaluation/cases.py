@@ -1,4 +1,4 @@
-"""Evaluations that are run in one process and in several: as a program, every rank writes a file of scores."""
+"""Evaluations for one process and for several: as a program, every rank writes a file of scores."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from longspan import distributed
@@ -20,6 +18,7 @@ from longspan.data.tokenizers.byte import ByteTokenizer
 from longspan.evaluation import evaluate
 from longspan.evaluation.protocols import PROTOCOLS
 from longspan.models import LanguageModel
+from longspan.training import parallel
 from tests.using.tiny import tiny_model
 
 TOKENS = np.random.default_rng(0).integers(32, 64, 131)
@@ -55,10 +54,8 @@ def score(model: LanguageModel, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sharded(model: LanguageModel) -> LanguageModel:
-    mesh = init_device_mesh("cpu", (distributed.size(),))
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    parallel.shard(model)
+    return model
 
 
 def main(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from longspan.bench.bench_paths import BenchPath
 from longspan.compile_fallback import CompileFallback

@@ -161,6 +161,11 @@ class TrainingConfig:
         "or stages are left",
     )
     micro_batches: int = option(1, help="split the batch into this many parts: less memory, same gradients")
+    activation_checkpointing: bool = option(
+        False,
+        help="keep only the input of every block and compute the block again in the backward pass: less "
+        "memory, same gradients, about a third more time",
+    )
     accumulate: int = option(
         1,
         help="blocks of one update, as in SHA-RNN's code: their losses are added up, and gradients flow "

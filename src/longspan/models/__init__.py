@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from longspan.config import ModelConfig, RunConfig, SpanConfig
 from longspan.errors import UserError
+from longspan.models.activation_checkpointing import recomputed
 from longspan.models.interface import LanguageModel
 from longspan.models.memory import check_memory
 from longspan.models.stack import Stack
@@ -34,7 +35,10 @@ def build(config: ModelConfig, vocabulary_size: int) -> LanguageModel:
 def build_run(config: RunConfig, vocabulary_size: int) -> LanguageModel:
     """The model that a run trains: with [search] a supernet, else the model itself."""
     check_memory(lambda: _build_run(config, vocabulary_size), config.architecture)
-    return _build_run(config, vocabulary_size)
+    model = _build_run(config, vocabulary_size)
+    if config.training.activation_checkpointing and isinstance(model, Stack):
+        model.around_block = recomputed
+    return model
 
 
 def _build_run(config: RunConfig, vocabulary_size: int) -> LanguageModel:

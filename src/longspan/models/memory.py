@@ -6,13 +6,13 @@ fails.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
 from longspan.errors import UserError, is_out_of_memory
+from longspan.machine_memory import physical_memory
 from longspan.registry import ARCHITECTURES
 
 
@@ -21,7 +21,7 @@ def check_memory(build: Callable[[], nn.Module], architecture: str) -> None:
 
     They are counted on the meta device. Architectures of plugins may not support it, so they are not checked.
     """
-    available = _memory()
+    available = physical_memory()
     if available is None or ARCHITECTURES.plugin_of(architecture) is not None:
         return
     if torch.get_default_device().type == "meta":  # the caller wants no weights
@@ -39,11 +39,3 @@ def check_memory(build: Callable[[], nn.Module], architecture: str) -> None:
             f"the weights of the model need {needed / 2**30:,.1f} GiB of memory, and this machine has "
             f"{available / 2**30:,.1f} GiB: make the model smaller"
         )
-
-
-def _memory() -> int | None:
-    """The memory of this machine in bytes; None if the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None

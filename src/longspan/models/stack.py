@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from longspan.models.interface import LanguageModel
 from longspan.output import OutputHead
 from longspan.state import State
 
+AroundBlock: TypeAlias = "Callable[[nn.Module, Tensor, State], Any]"
+"""Calls a block with its input, h_BTD and the state of the block, and returns what the block returns."""
+
 
 class Stack(LanguageModel):
     """embedding -> block, block, block ... -> head.
@@ -24,7 +27,11 @@ class Stack(LanguageModel):
     `shared` modules are used by several blocks and owned by the stack. `dropout` acts on the embeddings and
     on the input of the head. `inputs` are further layers that read the tokens; their outputs are added to the
     embedding. Their names are used in the state and in checkpoints.
+
+    `around_block`, if set, calls the blocks in passes with gradients: see `activation_checkpointing.py`.
     """
+
+    around_block: AroundBlock | None = None
 
     def __init__(
         self,
@@ -70,8 +77,11 @@ class Stack(LanguageModel):
     def _through(self, h_BTD: Tensor, states: State) -> tuple[Tensor, State]:
         """Run all blocks in order."""
         after: dict[str, State | Tensor] = {}
+        around = self.around_block if self.training and torch.is_grad_enabled() else None
         for name, block in self.blocks.named_children():
-            h_BTD, after[name] = checked(block(h_BTD, states.branch(name)), block, name, h_BTD)
+            own = states.branch(name)
+            result = block(h_BTD, own) if around is None else around(block, h_BTD, own)
+            h_BTD, after[name] = checked(result, block, name, h_BTD)
         return h_BTD, State(after)
 
     def _embedded(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, dict[str, State]]:

@@ -15,7 +15,7 @@ from longspan.optim.adagrad import Adagrad
 from longspan.optim.build import build_optimizers, compile_updates, set_rate
 from longspan.optim.groups import undeclared_notice
 from longspan.optim.lamb import Lamb
-from longspan.optim.memory import memories, restore_memories
+from longspan.optim.memory import memories, restore_memories, state_bytes
 from longspan.optim.muon import Muon
 from longspan.optim.schedules import done, fraction
 
@@ -30,5 +30,6 @@ __all__ = [
     "memories",
     "restore_memories",
     "set_rate",
+    "state_bytes",
     "undeclared_notice",
 ]

@@ -1,16 +1,22 @@
-"""Optimizer states (sums, moments) by parameter name, for checkpoints.
+"""Optimizer states (sums, moments): by parameter name, for checkpoints, and their size.
 
 Settings such as rates are not included: they come from the configuration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from longspan.models.interface import LanguageModel
+from longspan.optim.adagrad import Adagrad
+from longspan.optim.muon import Muon
+
+_STEP_COUNT = 4  # bytes: Adam counts the steps of every parameter in a float32
 
 
 def memories(model: LanguageModel, optimizers: list[Optimizer]) -> dict[str, Tensor]:
@@ -42,3 +48,26 @@ def restore_memories(
 
 def _names(model: LanguageModel) -> dict[Tensor, str]:
     return {parameter: name for name, parameter in model.named_parameters()}
+
+
+def state_bytes(optimizers: Iterable[Optimizer], size: Callable[[Tensor], int]) -> int:
+    """The bytes of the state that these optimizers have after their first step.
+
+    `size` gives the bytes of a tensor of the shape of a parameter.
+    """
+    return sum(
+        _copies(optimizer, group) * size(parameter)
+        + (_STEP_COUNT if isinstance(optimizer, torch.optim.Adam) else 0)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    )
+
+
+def _copies(optimizer: Optimizer, group: Mapping[str, Any]) -> int:
+    """How many tensors of its own shape the state of a parameter holds."""
+    if isinstance(optimizer, Adagrad | Muon):
+        return 1
+    if isinstance(optimizer, torch.optim.SGD):
+        return int(group["momentum"] != 0)
+    return 2  # Adam, AdamW and LAMB: means of gradients and of their squares

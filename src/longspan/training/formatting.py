@@ -82,3 +82,12 @@ def duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def size(count: int) -> str:
+    """Bytes as 1.5 GiB, 150 MiB or 3 KiB."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count >= unit:
+            value = count / unit
+            return f"{value:,.0f} {name}" if value >= 99.5 else f"{value:.2g} {name}"
+    return f"{count} bytes"

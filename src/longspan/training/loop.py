@@ -36,6 +36,7 @@ from longspan.training.errors import Interrupted, Stopped
 from longspan.training.formatting import duration, readable, scalars
 from longspan.training.interrupt import Interrupt
 from longspan.training.loss_meter import LossMeter
+from longspan.training.out_of_memory import within_memory_of_evaluation
 from longspan.training.prefetch import Prefetcher
 from longspan.training.records import NoRecords, Records
 from longspan.training.reporter import Reporter
@@ -405,18 +406,19 @@ class Loop:
             self._interrupt.check()
             self._reporter.status(f"scoring {split}: {done:,} of {total:,} tokens", done / total)
 
-        score = self._strategy.fallback.run(
-            lambda: evaluate(
-                self._model,
-                self._corpus.splits[split],
-                tokenizer=self._corpus.tokenizer,
-                config=self._config.evaluation,
-                block_length=self._config.training.block_length,
-                max_tokens=max_tokens,
-                device=self._device,
-                progress=show,
+        with within_memory_of_evaluation(self._config.evaluation, self._config.training.block_length):
+            score = self._strategy.fallback.run(
+                lambda: evaluate(
+                    self._model,
+                    self._corpus.splits[split],
+                    tokenizer=self._corpus.tokenizer,
+                    config=self._config.evaluation,
+                    block_length=self._config.training.block_length,
+                    max_tokens=max_tokens,
+                    device=self._device,
+                    progress=show,
+                )
             )
-        )
         self._divergence.check_score(score, split, self._progress)
         return score
 

@@ -29,6 +29,7 @@ from longspan.runs.resume_checks import check_resumable, fixed_options
 from longspan.testing import ContractError, check_model
 from longspan.training import changed_options, initial_weights, resume_point
 from longspan.training.loop import Loop
+from longspan.training.out_of_memory import within_memory
 from longspan.training.reporter import Reporter
 from longspan.training.run_log import RunLog
 from longspan.training.run_progress import RunProgress
@@ -309,7 +310,15 @@ def _run(
     if resume_from is None:
         log.note(str(model))
     _seed_rank(folder.config, resume_from.facts["progress"]["step"] if resume_from else 0)
-    Loop(folder, corpus, model, log, resume_from, strategy, callback).run()
+    with within_memory(
+        model,
+        folder.config,
+        log.say,
+        ranks=distributed.size(),
+        shard=folder.config.training.shard,
+        resume_command=folder.resume_command,
+    ):
+        Loop(folder, corpus, model, log, resume_from, strategy, callback).run()
     log.note(f"finished: {json.dumps(folder.final())}")
 
 

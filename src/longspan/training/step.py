@@ -15,7 +15,7 @@ from longspan.compile_fallback import CompileFallback
 from longspan.config.training import Precision
 from longspan.data import TokenBlock
 from longspan.hooks import added_penalties
-from longspan.models.interface import LanguageModel
+from longspan.models import LanguageModel, Stack
 from longspan.state import State
 from longspan.training import parallel
 from longspan.training.graphs import CapturedModel
@@ -30,7 +30,8 @@ class Updater:
     activations are held for one of them at a time. The loss stays on the device; only the gradient scaler of
     fp16 synchronises, to check for overflow. On a GPU without micro-batches the model is called through a
     `CapturedModel`; `capture` is false for blocks of changing length, where a graph is hardly ever replayed,
-    and for updates over several blocks, because a captured pass has no gradient for the carried state.
+    and for updates over several blocks, because a captured pass has no gradient for the carried state. With
+    activation checkpointing nothing is captured: it reads the random generator in the backward pass.
     `fallback` is the `CompileFallback` of a compiled model.
 
     Under torchrun the lanes are those of this rank, and gradients are averaged over all ranks. `sharded` is
@@ -54,8 +55,10 @@ class Updater:
         self.device = next(model.parameters()).device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self._fallback = fallback or CompileFallback(enabled=False)
-        capture = capture and self.device.type == "cuda" and micro_batches == 1 and not sharded
-        losses = _Losses(model, _AUTOCAST.get(precision), CapturedModel(model) if capture else None)
+        recomputes = isinstance(model, Stack) and model.around_block is not None
+        can_capture = self.device.type == "cuda" and micro_batches == 1 and not recomputes and not sharded
+        capture = capture and can_capture
+        losses = _Losses(model, precision, CapturedModel(model) if capture else None)
         self._losses: nn.Module = losses if capture or sharded else parallel.replicate(losses)
         self._left_out = parallel.left_out(model, captured=capture, sharded=sharded)
 
@@ -146,12 +149,10 @@ class _Losses(nn.Module):
     It is a module of its own because DDP averages the gradients of what happens inside of one `forward`.
     """
 
-    def __init__(
-        self, model: LanguageModel, dtype: torch.dtype | None, captured: CapturedModel | None
-    ) -> None:
+    def __init__(self, model: LanguageModel, precision: Precision, captured: CapturedModel | None) -> None:
         super().__init__()
         self.model = model
-        self._dtype, self._captured = dtype, captured
+        self._precision, self._captured = precision, captured
 
     def forward(self, blocks: list[_Block], lanes: slice, state: State) -> tuple[Tensor, Tensor, State]:
         """The loss to differentiate, the sum of nats, and the state after the last block."""
@@ -181,5 +182,10 @@ class _Losses(nn.Module):
         return hidden_BTD, after
 
     def _autocast(self) -> torch.autocast:
-        device = next(self.model.parameters()).device
-        return torch.autocast(device.type, self._dtype, enabled=self._dtype is not None)
+        return autocast(next(self.model.parameters()).device, self._precision)
+
+
+def autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    """The precision of the forward pass."""
+    dtype = _AUTOCAST.get(precision)
+    return torch.autocast(device.type, dtype, enabled=dtype is not None)
