@@ -24,11 +24,12 @@ from torch.optim import Optimizer
 
 from longspan import distributed
 from longspan.config import StageConfig
-from longspan.layers.span import LearnedSpan
 from longspan.models.interface import LanguageModel
 from longspan.optim import build_optimizers, memories, muon, restore_memories, set_rate
 from longspan.state import State
 from longspan.training.averaging import Average
+from longspan.training.grad_scaler import GradScaler
+from longspan.training.parallel import clip_norm
 
 STEPS = 4
 SHAPES = {
@@ -41,8 +42,10 @@ SHAPES = {
     "stacked": (3, 4, 6),
     "vector": (5,),
     "single": (1,),
-    "scalar": (),  # never sharded
+    "whole": (5,),
+    "scalar": (),
 }
+NEVER_SHARDED = ["whole", "scalar"]
 MATRICES = [name for name, shape in SHAPES.items() if len(shape) > 1]
 
 STAGES: dict[str, dict[str, Any]] = {
@@ -70,7 +73,7 @@ class Bag(LanguageModel):
         values = torch.Generator().manual_seed(1)
         for name, shape in SHAPES.items():
             value = torch.randn(shape, generator=values, dtype=torch.float64)
-            self.register_parameter(name, nn.Parameter(placed(value, mesh)))
+            self.register_parameter(name, nn.Parameter(placed(name, value, mesh)))
 
     def optimizer_groups(self) -> dict[str, list[nn.Parameter]]:
         return {"matrix": [getattr(self, name) for name in MATRICES]}
@@ -85,8 +88,8 @@ class Bag(LanguageModel):
         return {name: distributed.full(p.detach()).clone() for name, p in self.named_parameters()}
 
 
-def placed(value: Tensor, mesh: DeviceMesh | None) -> Tensor:
-    if mesh is None or not value.ndim:
+def placed(name: str, value: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    if mesh is None or name in NEVER_SHARDED:
         return value
     rows = -(-len(value) // mesh.size())
     held = value[mesh.get_rank() * rows :][:rows]  # without communication, unlike `distribute_tensor`
@@ -106,14 +109,15 @@ def step(
 ) -> None:
     """Gradients that differ from step to step, on both sides of the clips."""
     noise = torch.Generator().manual_seed(100 + number)
-    moving = list(model.parameters())
-    for i, p in enumerate(moving):
+    for i, (name, p) in enumerate(model.named_parameters()):
         gradient = torch.randn(p.shape, generator=noise, dtype=torch.float64) * 0.3 ** ((number + i) % 3)
-        p.grad = placed(gradient, mesh)
+        p.grad = placed(name, gradient, mesh)
+    moving = list(model.parameters())
     if settings.get("clip_value"):
-        torch.nn.utils.clip_grad_value_(moving, settings["clip_value"])
+        for alike in distributed.by_placement(moving):
+            torch.nn.utils.clip_grad_value_(alike, settings["clip_value"])
     if settings.get("clip_norm") and settings["optimizer"] != "adagrad":
-        torch.nn.utils.clip_grad_norm_(moving, settings["clip_norm"])
+        clip_norm(moving, settings["clip_norm"])
     for optimizer in optimizers:
         optimizer.step()
 
@@ -146,7 +150,6 @@ class Checks:
         self.weights = {name: model.values() for name, (model, _) in alone.items()}
         self.memories = {name: memories(*pair) for name, pair in alone.items()}
         self.average = self.averaged(None)
-        self.spans = self.seen_spans(None)
         self.mesh = connect()
 
     def by_name(self) -> dict[str, Callable[[], None]]:
@@ -160,7 +163,6 @@ class Checks:
             "restored states": self.restored,
             "an overflow on one rank": self.overflow,
             "averaged weights": lambda: compare(self.averaged(self.mesh), self.average),
-            "learned spans": lambda: compare(self.seen_spans(self.mesh), self.spans),
         }
 
     def follows(self, name: str, mesh: DeviceMesh | None) -> None:
@@ -215,9 +217,9 @@ class Checks:
                 model = Bag(self.mesh)
                 optimizers = optimizers_of(model, STAGES[name])
                 before = model.values()
-                scaler = torch.amp.GradScaler("cpu")
-                for p in model.parameters():
-                    p.grad = placed(scaler.scale(torch.ones(p.shape, dtype=torch.float64)), self.mesh)
+                scaler = GradScaler("cpu")
+                for key, p in model.named_parameters():
+                    p.grad = placed(key, scaler.scale(torch.ones(p.shape, dtype=torch.float64)), self.mesh)
                 if last_overflows and dist.get_rank() == 1:
                     for p in (model.square, model.vector):  # with Muon, each has an optimizer of its own
                         distributed.local(p.grad).fill_(torch.inf)
@@ -247,35 +249,6 @@ class Checks:
         for name, value in model.values().items():
             assert torch.equal(value, own[name]), name
         return inside
-
-    @staticmethod
-    def seen_spans(mesh: DeviceMesh | None) -> dict[str, Tensor]:
-        """What the hooks say of layers with spans that an update has moved out of [0, 1]."""
-        layers = [
-            LearnedSpan(5, 256, penalty=0.1),
-            LearnedSpan(5, 256, penalty=0.1, penalty_full=10),
-            LearnedSpan(1, 256, penalty=0.1),
-            LearnedSpan(3, 256, penalty=0.2, per="layer", limit_shortest=16),
-        ]
-        fractions = torch.Generator().manual_seed(5)
-        for layer in layers:
-            value = torch.rand(layer.fraction_H.shape, generator=fractions) * 1.4 - 0.2
-            layer.fraction_H = nn.Parameter(placed(value, mesh))
-        LearnedSpan.refresh_of(layers)
-        penalty = LearnedSpan.penalties_of(layers)["span"]
-        penalty.backward()  # type: ignore[no-untyped-call]
-        saved = [layer.state_dict() for layer in layers]
-        for layer, weights in zip(layers, saved, strict=True):
-            layer.load_state_dict(weights)
-        records = LearnedSpan.records_of(layers)["spans"]["spans"]
-        seen = {"penalty": penalty.detach(), **LearnedSpan.diagnostics_of(layers)}
-        for i, layer in enumerate(layers):
-            assert layer.fraction_H.grad is not None
-            seen[f"gradient {i}"] = layer.fraction_H.grad
-            seen[f"fraction {i}"] = layer.fraction_H.detach()
-            seen[f"windows {i}"] = torch.tensor([*layer.windows, layer.memory_length])
-            seen[f"record {i}"] = torch.tensor(records[i])
-        return {name: value.double() for name, value in seen.items()}
 
 
 @contextmanager
