@@ -101,12 +101,6 @@ def has(module: nn.Module, hook: str) -> bool:
     return callable(getattr(type(module), hook, None))
 
 
-def reads_weights(module: nn.Module) -> bool:
-    """Whether the module has a hook that may read or change its parameters between steps."""
-    names = ("penalties", "after_update", "refresh", "diagnostics", "records")
-    return any(has(module, name) or has(module, f"{name}_of") for name in names)
-
-
 def penalties(model: nn.Module) -> dict[str, Tensor]:
     """The penalties of all modules, summed by name."""
     found = _by_name(model, "penalties")

@@ -28,7 +28,9 @@ def divided(x_NRC: Tensor, compute: Compute) -> Callable[[], Tensor]:
     results_nRC = compute(x_NRC[_owned(share)])
     sent_nRC = _filled(results_nRC, share, rows)
     gathered_NRC = sent_nRC.new_empty(size() * share, rows, columns)
-    work = dist.all_gather(list(gathered_NRC.split(share)), sent_nRC, async_op=True)
+    # torch 2.13 renames it; older versions know only the second name.
+    all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+    work = all_gather(gathered_NRC, sent_nRC, async_op=True)
 
     def wait() -> Tensor:
         work.wait()

@@ -62,8 +62,10 @@ def memory_plan(
     parts = ranks if shard else 1
 
     def own(parameter: Tensor) -> int:
-        """Rows of a parameter are divided, rounded up."""
-        rows = parameter.shape[0] if parameter.ndim else 1
+        """Rows of a matrix are divided, rounded up; vectors stay whole."""
+        if parameter.ndim < 2:
+            return _bytes(parameter)
+        rows = parameter.shape[0]
         return _bytes(parameter) * ceil(rows / parts) // max(1, rows)
 
     parameters = list(model.parameters())

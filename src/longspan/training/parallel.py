@@ -15,31 +15,25 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from longspan import distributed, hooks
+from longspan import distributed
 from longspan.models.interface import LanguageModel
 
 
 def shard(model: LanguageModel) -> None:
-    """Divide the parameters over the ranks, except for a few small ones; a block is gathered as it runs."""
+    """Divide the matrices of a model over the ranks; a block is gathered as it runs.
+
+    Vectors and scalars stay whole. Dividing them saves nothing, and hooks read them outside of the forward
+    pass, where sharded parameters are not gathered: spans, logits of a search.
+    """
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     mesh = distributed.mesh(next(model.parameters()).device.type)
-    whole = set(_whole(model))
+    whole = {p for p in model.parameters() if p.ndim < 2}
     lists = (child for child in model.children() if isinstance(child, nn.ModuleList))
     for module in [*(block for blocks in lists for block in blocks), model]:
         fully_shard(module, mesh=mesh, ignored_params=whole)
         if hasattr(module, "initial_state"):
             register_fsdp_forward_method(module, "initial_state")  # it may read parameters
-
-
-def _whole(model: LanguageModel) -> list[nn.Parameter]:
-    """The parameters that are not sharded: scalars, which FSDP2 does not accept, and what hooks may read.
-
-    Hooks such as `penalties` are called outside of the forward pass, where sharded parameters are not
-    gathered. The modules that have some hold small parameters: spans, logits of a search.
-    """
-    read = (p for m in model.modules() if hooks.reads_weights(m) for p in m.parameters(recurse=False))
-    return [*read, *(p for p in model.parameters() if p.ndim == 0)]
 
 
 def replicate(module: nn.Module) -> nn.Module:
@@ -67,7 +61,7 @@ def left_out(model: LanguageModel, captured: bool, sharded: bool) -> list[nn.Par
     """The parameters whose gradients neither DDP nor FSDP2 averages."""
     if not dist.is_initialized() or not (captured or sharded):
         return []
-    return list(model.parameters()) if captured else list(dict.fromkeys(_whole(model)))
+    return [p for p in model.parameters() if captured or p.ndim < 2]
 
 
 @torch.no_grad()
