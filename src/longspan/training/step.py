@@ -18,6 +18,7 @@ from longspan.hooks import added_penalties
 from longspan.models import LanguageModel, Stack
 from longspan.state import State
 from longspan.training import parallel
+from longspan.training.grad_scaler import GradScaler
 from longspan.training.graphs import CapturedModel
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -53,7 +54,7 @@ class Updater:
         self.model = model
         self.micro_batches = micro_batches
         self.device = next(model.parameters()).device
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+        self.scaler = GradScaler(self.device.type, enabled=precision == "fp16")
         self._fallback = fallback or CompileFallback(enabled=False)
         recomputes = isinstance(model, Stack) and model.around_block is not None
         can_capture = self.device.type == "cuda" and micro_batches == 1 and not recomputes and not sharded
