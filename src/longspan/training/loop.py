@@ -66,7 +66,7 @@ class Loop:
         training = self._config.training
         self._lanes = distributed.share(training.batch_size)
         if training.shard:
-            parallel.shard(model)
+            parallel.shard(model, detach_states=training.accumulate == 1)
         self._device = next(model.parameters()).device
         self._updater = Updater(
             model,
