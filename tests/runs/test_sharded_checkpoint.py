@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ import longspan
 from longspan.errors import UserError
 from longspan.runs import RunFolder, checkpoint, sharded_checkpoint
 from longspan.runs.sharded_checkpoint import ShardedWriter
-from longspan.training import resume, resume_point
+from longspan.training import resume_point
 from tests.training.runs import Lines
 
 FACTS = {"progress": {"step": 3}, "number": 0.1, "nothing": None}
@@ -207,39 +208,43 @@ class TestReplacing:
         self, writer: ShardedWriter, last: Path, keep: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Stop before each change of a name: the old or the new checkpoint is found, and all goes on."""
-        seen = []
-        for moment in range(20):
-            shutil.rmtree(last.parent, ignore_errors=True)
+        seen: list[int] = []
+        replace, remove = os.replace, shutil.rmtree
+        for moment in itertools.count():
+            remove(last.parent, ignore_errors=True)
             for step in range(3):
                 written(writer, last, step, keep)
-            count = 0
+            left = iter(range(moment))  # changes until it is as if killed: then nothing changes any more
 
-            def stop(*_: Any, name: Any = None, real: Any = None) -> Any:
-                nonlocal count
-                count += 1
-                if count > moment:  # as if killed: from here on nothing changes
+            def stopping_replace(*names: Path, left: Iterator[int] = left) -> None:
+                if next(left, None) is None:
                     raise OSError("stopped")
-                return real(*_)
+                replace(*names)
+
+            def stopping_remove(
+                folder: Path, ignore_errors: bool = False, left: Iterator[int] = left
+            ) -> None:
+                if next(left, None) is not None:
+                    remove(folder, ignore_errors)
 
             with monkeypatch.context() as patch:
-                for name in ("replace", "rename", "unlink", "rmdir"):
-                    real = getattr(os, name)
-                    patch.setattr(os, name, lambda *words, real=real: stop(*words, real=real))
-                patch.setattr(shutil, "rmtree", lambda *words, **_: stop(*words, real=shutil.rmtree))
+                patch.setattr(os, "replace", stopping_replace)
+                patch.setattr(shutil, "rmtree", stopping_remove)
                 writer.save(last, tensors(3), {"step": 3}, keep)
                 with suppress(UserError):
                     writer.wait()
             found = checkpoint.load(last)
             seen.append(found.facts["step"])
-            assert_same({"n": found.tensors["number"]}, {"n": torch.tensor(2.5 + found.facts["step"])})
+            assert torch.equal(found.tensors["number"], torch.tensor(2.5 + seen[-1]))
             written(writer, last, 4, keep)
-            assert steps(last)[0] == 4
             names = {entry.name for entry in last.parent.iterdir()}
             assert names <= {"last.safetensors", *(f"last-{number}.safetensors" for number in range(1, keep))}
-            if count <= moment:
+            assert steps(last) == [4, seen[-1]][:keep]
+            if next(left, None) is not None:
                 break
         assert seen == sorted(seen)
-        assert {2, 3} == {*seen}
+        assert {*seen} == {2, 3}
+        assert len(seen) > 4
 
     def test_what_a_killed_process_left_is_removed(self, writer: ShardedWriter, last: Path) -> None:
         last.parent.mkdir()
@@ -393,7 +398,7 @@ class TestFaults:
     ) -> None:
         written(writer, last, 1)
 
-        def refuse(*_: Any) -> None:
+        def refuse(*_: Any, **__: Any) -> None:
             raise OSError(30, "Read-only file system")
 
         with monkeypatch.context() as patch:
@@ -457,4 +462,4 @@ class TestRuns:
         damage(last, "missing")
         damage(run.checkpoint("best"), "missing")
         with pytest.raises(checkpoint.Damaged, match=r"and so is best\.safetensors: start a new run"):
-            resume(run.path)
+            resume_point.load(run, said)

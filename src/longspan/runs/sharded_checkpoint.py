@@ -121,6 +121,7 @@ class _Writer(HuggingFaceStorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
         if is_coordinator:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             for path in numbered(self._path, self._keep):
                 for entry in left_over(path):
                     if entry != self._partial:
