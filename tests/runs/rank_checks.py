@@ -145,6 +145,7 @@ def one_rank_fails(writer: ShardedWriter, path: Path, failing: int) -> None:
 def resume_from_the_one_before(folder: Path, mesh: DeviceMesh, ranks: int) -> None:
     run, said = RunFolder(folder), Lines()
     last = run.checkpoint("last")
+    dist.barrier()
     if distributed.is_first():
         shard = max(last.glob("shard-*"), key=lambda file: file.name)
         shard.write_bytes(shard.read_bytes()[:-1])

@@ -60,7 +60,7 @@ class ShardedWriter:
         partial = partial_path(path, self._writer)
         writer = _Writer(path, partial, json.loads(json.dumps(facts)), keep)
         running = async_save(
-            dict(tensors), storage_writer=writer, process_group=self._group, async_stager=_Copies()
+            _grouped(tensors), storage_writer=writer, process_group=self._group, async_stager=_Copies()
         )
         assert isinstance(running, Running)
         self._running = path, partial, running
@@ -87,24 +87,48 @@ class _Copies(BlockingAsyncStager):
     """Copies tensors to the CPU, completely: the next step of the training changes the originals."""
 
     @torch.no_grad()
-    def stage(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        copies = {name: self._copy(tensor) for name, tensor in state_dict.items()}
-        for device in {tensor.device for tensor in state_dict.values() if _on_gpu(tensor)}:
-            torch.cuda.synchronize(device)
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        gpus: set[torch.device] = set()
+        copies = self._copies(state_dict, gpus)
+        for gpu in gpus:
+            torch.cuda.synchronize(gpu)
         return copies
 
-    @staticmethod
-    def _copy(tensor: Tensor) -> Tensor:
-        # Of its own, also for tied weights: safetensors does not allow two names for one storage.
-        # From a GPU, pinned memory is many times faster; torch keeps it for the next copy.
-        copy = torch.empty_like(
-            tensor, device="cpu", pin_memory=_on_gpu(tensor), memory_format=torch.contiguous_format
-        )
-        return copy.copy_(tensor, non_blocking=True)
+    def _copies(self, tensors: Mapping[str, Any], gpus: set[torch.device]) -> dict[str, Any]:
+        """Copies of tensors and of dictionaries of tensors; adds to `gpus` where the tensors are."""
+        copies: dict[str, Any] = {}
+        for name, held in tensors.items():
+            if isinstance(held, Mapping):
+                copies[name] = self._copies(held, gpus)
+            else:
+                copies[name] = _copy(held)
+                if held.device.type == "cuda":
+                    gpus.add(held.device)
+        return copies
 
 
-def _on_gpu(tensor: Tensor) -> bool:
-    return tensor.device.type == "cuda"
+def _copy(tensor: Tensor) -> Tensor:
+    # Of its own, also for tied weights: safetensors does not allow two names for one storage.
+    # From a GPU, pinned memory is many times faster; torch keeps it for the next copy.
+    copy = torch.empty_like(
+        tensor, device="cpu", pin_memory=tensor.device.type == "cuda", memory_format=torch.contiguous_format
+    )
+    return copy.copy_(tensor, non_blocking=True)
+
+
+def _grouped(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The tensors in a dictionary for each first part of their names: torch joins the names again.
+
+    torch logs every entry of the outer dictionary, which takes as long as to copy a small tensor.
+    """
+    groups: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        first, dot, rest = name.partition(".")
+        if dot and first not in tensors:
+            groups.setdefault(first, {})[rest] = tensor
+        else:
+            groups[name] = tensor
+    return groups
 
 
 class _Writer(HuggingFaceStorageWriter):
