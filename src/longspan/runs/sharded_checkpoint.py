@@ -45,6 +45,8 @@ class ShardedWriter:
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo")  # of its own: the thread never delays the training
         self._writer = distributed.text_from_first(new_writer())
+        self._saves = 0
+        self._copies = _Copies()
         self._running: tuple[Path, Path, Running[Any]] | None = None
 
     def save(
@@ -57,10 +59,11 @@ class ShardedWriter:
         `keep` stay. The save before is completed first.
         """
         self.wait()
-        partial = partial_path(path, self._writer)
+        self._saves += 1  # in the name, so that no save finds files of another
+        partial = partial_path(path, self._writer.replace("@", f"{self._saves:x}@", 1))
         writer = _Writer(path, partial, json.loads(json.dumps(facts)), keep)
         running = async_save(
-            _grouped(tensors), storage_writer=writer, process_group=self._group, async_stager=_Copies()
+            _grouped(tensors), storage_writer=writer, process_group=self._group, async_stager=self._copies
         )
         assert isinstance(running, Running)
         self._running = path, partial, running
@@ -84,14 +87,23 @@ class ShardedWriter:
 
 
 class _Copies(BlockingAsyncStager):
-    """Copies tensors to the CPU, completely: the next step of the training changes the originals."""
+    """Copies tensors to the CPU, completely: the next step of the training changes the originals.
+
+    Copies in pinned memory are held until the next ones: the thread must not free them, which is a call to
+    CUDA, while the training captures a graph.
+    """
+
+    _pinned: dict[str, Any] | None = None
 
     @torch.no_grad()
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        self._pinned = None
         gpus: set[torch.device] = set()
         copies = self._copies(state_dict, gpus)
         for gpu in gpus:
             torch.cuda.synchronize(gpu)
+        if gpus:
+            self._pinned = copies
         return copies
 
     def _copies(self, tensors: Mapping[str, Any], gpus: set[torch.device]) -> dict[str, Any]:
