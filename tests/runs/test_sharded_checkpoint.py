@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,9 +23,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import longspan
 from longspan.errors import UserError
 from longspan.runs import RunFolder, checkpoint, sharded_checkpoint
+from longspan.runs.init import Init
 from longspan.runs.sharded_checkpoint import ShardedWriter
-from longspan.training import resume_point
-from tests.training.runs import Lines
+from longspan.training import Interrupted, resume, resume_point, train
+from tests.training.runs import Lines, Signals, outcome, small_config
 
 FACTS = {"progress": {"step": 3}, "number": 0.1, "nothing": None}
 
@@ -413,7 +415,7 @@ class TestFaults:
     def test_no_folder(self, writer: ShardedWriter, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("a file")
         writer.save(tmp_path / "file" / "last.safetensors", tensors(), {})
-        with pytest.raises(UserError, match="could not write the checkpoint .*: File exists"):
+        with pytest.raises(UserError, match=r"could not write the checkpoint .*: File exists"):
             writer.wait()
 
 
@@ -436,6 +438,31 @@ class TestRuns:
                 for path in (run.path, uninterrupted)
             )
             assert_same(found, expected)
+
+    def test_another_run_starts_from_them(self, run: RunFolder, uninterrupted: Path) -> None:
+        best = run.checkpoint("best")
+        for given in (run.path, best):
+            assert Init(given).file == best
+            found = Init(given).run
+            assert found is not None
+            assert found.path == run.path
+            model = longspan.load(uninterrupted, which="last", device="cpu").model
+            Init(given).load(model)
+            assert_same(model.state_dict(), longspan.load(uninterrupted, device="cpu").model.state_dict())
+
+    def test_a_stopped_run_continues(
+        self, text: Path, uninterrupted: Path, tmp_path: Path, writer: ShardedWriter
+    ) -> None:
+        with pytest.raises(Interrupted):
+            train(small_config(text), tmp_path / "run", reporter=Signals("step 38 ", signal.SIGINT))
+        run = RunFolder(tmp_path / "run")
+        for path in (run.checkpoint("last"), run.checkpoint("best")):
+            saved = checkpoint.load(path)
+            writer.save(path, saved.tensors, saved.facts, keep=2)
+            writer.wait()
+        resume(run.path)
+        assert run.checkpoint("last").is_file()  # this process wrote alone
+        assert outcome(run.path) == outcome(uninterrupted)
 
     def test_a_best_one_that_was_being_replaced(self, run: RunFolder, uninterrupted: Path) -> None:
         best = run.checkpoint("best")

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from concurrent.futures import Future as Running
+from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class ShardedWriter:
         self._writer = distributed.text_from_first(new_writer())
         self._saves = 0
         self._copies = _Copies()
-        self._running: tuple[Path, Path, Running[Any]] | None = None
+        self._running: tuple[Path, Path, futures.Future[Any]] | None = None
 
     def save(
         self, path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], keep: int = 1
@@ -65,14 +65,16 @@ class ShardedWriter:
         running = async_save(
             _grouped(tensors), storage_writer=writer, process_group=self._group, async_stager=self._copies
         )
-        assert isinstance(running, Running)
+        assert isinstance(running, futures.Future)
         self._running = path, partial, running
 
     def wait(self) -> None:
         """Wait until the last save is in place. If it failed on one rank, all ranks raise `UserError`."""
         if self._running is None:
             return
-        (path, partial, running), self._running = self._running, None
+        path, partial, running = self._running
+        futures.wait([running])  # if a signal interrupts it, the save still counts as running
+        self._running = None
         try:
             running.result()
         except CheckpointException as problem:  # every rank has stopped writing
@@ -166,6 +168,8 @@ class _Writer(HuggingFaceStorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results = super().write_data(plan, planner).wait()
         names = {result.storage_data.relative_path for result in results}
+        for name in names:
+            to_disk(self._partial / name)  # torch does so before it has written the end of a small file
         written: Future[list[WriteResult]] = Future()
         written.set_result(
             [replace(results[0], storage_data={name: Shard.of(self._partial / name) for name in names})]
