@@ -72,4 +72,4 @@ def test_kills(tmp_path: Path) -> None:
             assert step in (done, done + 1)
             assert torch.equal(found.tensors["weight"], torch.full((64, 4096), float(step)))
             assert torch.equal(found.tensors["plain"], torch.full((8,), step))
-    assert done > 2 * KILLS
+    assert done >= KILLS
