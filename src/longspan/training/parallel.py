@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from longspan import distributed
 from longspan.models.interface import LanguageModel
+from longspan.state import State
 
 
 def shard(model: LanguageModel, *, detach_states: bool = False) -> None:
@@ -33,9 +34,16 @@ def shard(model: LanguageModel, *, detach_states: bool = False) -> None:
     lists = (child for child in model.children() if isinstance(child, nn.ModuleList))
     blocks = [block for children in lists for block in children]
     for block in blocks if detach_states else ():
-        block.register_forward_hook(lambda _, __, output: (output[0], output[1].detach()))
+        block.register_forward_hook(_detach_state)
     for module in [*blocks, model]:
         fully_shard(module, mesh=mesh, ignored_params=whole)
+
+
+def _detach_state(block: nn.Module, inputs: Any, output: Any) -> Any:
+    """For a block of any kind: what it returns, with the state detached if there is one."""
+    if not isinstance(output, tuple):
+        return output
+    return tuple(part.detach() if isinstance(part, State) else part for part in output)
 
 
 def replicate(module: nn.Module) -> nn.Module:
