@@ -63,13 +63,3 @@ def test_a_damaged_list_of_corpora(
     status = main(["data", "info", "mine"])
     check(failure("", r"corpora\.json is damaged"), status, capfd.readouterr().err)
     assert os.listdir(tmp_path) == ["corpora.json"]
-
-
-def test_several_processes_of_torchrun(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    words = "train tiny.toml --out new"
-    status = main(words.split())
-    check(failure(words, "WORLD_SIZE is 2"), status, capfd.readouterr().err)
-    assert not Path("new").exists()

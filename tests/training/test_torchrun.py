@@ -1,21 +1,16 @@
-"""Several processes of torchrun: one clear line in each."""
+"""`torchrun -m longspan train`: one result from several processes."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import tomli_w
 
-import longspan
 from longspan.cli import main
-from longspan.errors import UserError
+from tests.distributed.cases import torchrun
 
-from .runs import small_table
-
-LINE = "Longspan runs on one device, but WORLD_SIZE is 2: start it without torchrun"
+from .runs import metrics, small_table
 
 
 @pytest.fixture
@@ -27,61 +22,37 @@ def recipe(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "small.toml"
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["train", "small.toml"],
-        ["train", "--resume", "RUN"],
-        ["search"],
-        ["search", "--resume", "RUN"],
-    ],
-    ids=" ".join,
-)
-def test_a_second_process_is_one_line(
-    recipe: str,
-    command: list[str],
-    uninterrupted: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main([word.replace("RUN", str(uninterrupted)) for word in command]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"longspan: {LINE}")
-    assert not Path("runs").exists()
-
-
-def test_from_python(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match=LINE):
-        longspan.train(recipe)
-
-
-@pytest.mark.parametrize("size", ["1", "", "many"])
+@pytest.mark.parametrize("size", ["1", "2", "", "many"])
 def test_one_process_trains(recipe: str, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable of another launcher says nothing about this process."""
     monkeypatch.setenv("WORLD_SIZE", size)
     assert main(["train", recipe, "--out", "run"]) == 0
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_torchrun(recipe: str, processes: int) -> None:
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(processes),
-    ]
-    words = ["-m", "longspan", "train", recipe, "--out", "run"]
-    done = subprocess.run([*launch, *words], capture_output=True, text=True, timeout=120)
-    if processes == 1:
-        assert done.returncode == 0, done.stderr
-        assert Path("run/checkpoints/best.safetensors").is_file()
-    else:
-        assert done.returncode != 0
-        # torchrun may end the second process as soon as the first has failed.
-        said = [line for line in done.stderr.splitlines() if line.startswith("longspan: ") and LINE in line]
-        assert 1 <= len(said) <= 2
-        assert "longspan/cli" not in done.stderr  # no traceback of ours; torchrun has its own
-        assert not Path("run").exists()
+def test_restarted_processes_need_a_run_to_continue(
+    recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    assert main(["train", recipe, "--out", "run"]) == 2
+    assert "give --out RUN --or-resume, or leave out --max-restarts" in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
+def test_two_processes(recipe: str) -> None:
+    """One summary, one result, metrics written once; then all of it is read by one process."""
+    done = torchrun(["--nproc-per-node", "2", "-m", "longspan", "train", recipe, "--out", "run"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("run folder     run") == 1
+    assert "longspan" not in done.stderr
+    assert [line["kind"] for line in metrics(Path("run"))] == ["train", "valid", "final"]
+    assert Path("run/checkpoints/best.safetensors/facts.json").is_file()
+    assert main(["eval", "run"]) == 0
+    assert main(["generate", "run", "--tokens", "3"]) == 0
+
+
+def test_lanes_that_cannot_be_divided(recipe: str) -> None:
+    words = ["-m", "longspan", "train", recipe, "--out", "run", "--training.batch_size", "5"]
+    done = torchrun(["--nproc-per-node", "2", *words])
+    assert done.returncode == 1
+    assert "longspan: 5 lanes cannot be divided over 2 processes: choose a training.batch_size" in done.stderr
+    assert not Path("run").exists()
