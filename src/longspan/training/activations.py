@@ -21,9 +21,9 @@ from longspan.hooks import added_penalties
 from longspan.models import LanguageModel, Stack
 from longspan.state import State
 
-LANES = 2
+LANES = 2, 3  # not 1: with a single lane more tensors are contiguous, and fewer are copied
 MAX_FLOPS = {"cpu": 5e9, "cuda": 5e13}  # of a pass; all of them take about a second
-SHORTEST = 16  # tokens of a block that is read to measure
+SHORTEST = 64  # tokens of a block that is read to measure
 MAX_BLOCKS = 16  # that are read to fill a memory that grows
 
 
@@ -65,18 +65,18 @@ def measure_activations(
     with _undisturbed(model, device):
         whole = length == block_length
         state = reader.largest_state(length) if whole else reader.first_state()
-        two, one = reader.kept(LANES, length, state), reader.kept(1, length, state)
-        half = two if whole else reader.kept(LANES, length // 2, state)
-    factor = (block_length - length) / (length - length // 2)
+        few, more = (reader.kept(lanes, length, state) for lanes in LANES)
+        short = few if whole else reader.kept(LANES[0], length // 2, state)
 
-    def line(of_two: float, of_one: float, of_half: float) -> Line:
+    def line(of_few: float, of_more: float, of_short: float) -> Line:
         """What is fixed follows from the lanes; the rest grows with the length of the block."""
-        per_lane = of_two - of_one
-        return Line(of_one - per_lane, per_lane + factor * (of_two - of_half) / LANES)
+        per_lane = (of_more - of_few) / (LANES[1] - LANES[0])
+        per_token = 0.0 if whole else (of_few - of_short) / (length - length // 2) / LANES[0]
+        return Line(of_few - LANES[0] * per_lane, per_lane + per_token * (block_length - length))
 
     return Activations(
-        plain=line(two.plain, one.plain, half.plain),
-        recomputed=line(two.recomputed, one.recomputed, half.recomputed) if two.blocks else None,
+        plain=line(few.plain, more.plain, short.plain),
+        recomputed=line(few.recomputed, more.recomputed, short.recomputed) if few.blocks else None,
         state=Line(0, _size(state)),
     )
 
@@ -131,7 +131,7 @@ class _Reader:
         state = State.join([state] * lanes)
         known = [*self.model.parameters(), *self.model.buffers(), *state.flatten().values()]
         kept = _Kept(known)
-        tokens_BT = self._tokens(lanes, length)
+        text_BT = self._tokens(lanes, length + 1)
         with ExitStack() as contexts:
             contexts.enter_context(torch.enable_grad())
             contexts.enter_context(self.autocast)
@@ -139,8 +139,8 @@ class _Reader:
             penalties = contexts.enter_context(added_penalties())
             if isinstance(self.model, Stack):
                 contexts.enter_context(_around_block(self.model, kept))
-            hidden_BTD, after = self.model(tokens_BT, state)
-            nll_BT = self.model.head.nll(hidden_BTD, tokens_BT)
+            hidden_BTD, after = self.model(text_BT[:, :-1], state)
+            nll_BT = self.model.head.nll(hidden_BTD, text_BT[:, 1:])
         del hidden_BTD, after, nll_BT, penalties  # with them goes the graph, which kept every address taken
         return kept
 
@@ -172,7 +172,7 @@ class _Reader:
 
 def _affordable(model: LanguageModel, block_length: int, device: torch.device) -> int:
     """The length of the blocks to measure with."""
-    flops = LANES * block_length * model.flops(Shape(LANES, block_length))
+    flops = max(LANES) * block_length * model.flops(Shape(max(LANES), block_length))
     most = MAX_FLOPS.get(device.type, MAX_FLOPS["cpu"])
     if flops <= most:
         return block_length
