@@ -52,7 +52,7 @@ def within_memory(
     try:
         yield plan
         return
-    except (RuntimeError, MemoryError) as problem:
+    except RuntimeError as problem:  # of torch; a MemoryError comes from something else than a step
         if not is_out_of_memory(problem):
             raise
     # The estimate may be too low: then only what needs clearly less is advised.
