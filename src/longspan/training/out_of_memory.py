@@ -72,7 +72,7 @@ def within_memory_of_evaluation(config: EvaluationConfig, block_length: int) -> 
     try:
         yield
         return
-    except (RuntimeError, MemoryError) as problem:
+    except RuntimeError as problem:
         if not is_out_of_memory(problem):
             raise
     raise UserError(
