@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from longspan.config import RunConfig, TrainingConfig
+from longspan.hooks import added_penalties
 from longspan.models import LanguageModel, Stack, build_run
 from longspan.models.activation_checkpointing import recomputed
 from longspan.training.step import Updater
@@ -59,6 +60,20 @@ def test_with_micro_batches_and_in_bf16(options: dict[str, Any]) -> None:
         training = TrainingConfig(activation_checkpointing=on)
         found.append(trained(build_run(RunConfig(model=config, training=training), VOCABULARY), **options))
     equal(*found)
+
+
+def test_penalties_are_added_once() -> None:
+    """Also if the backward pass runs where penalties are collected."""
+    config = RunConfig(
+        model=with_span(kind="dynamic"), training=TrainingConfig(activation_checkpointing=True)
+    )
+    model = build_run(config, VOCABULARY).train()
+    ((tokens_BT, _), *_) = blocks()
+    with added_penalties() as added:
+        hidden_BTD, _ = model(tokens_BT, model.initial_state(4))
+        layers = len(added)
+        (hidden_BTD.sum() + sum(added)).backward()
+        assert len(added) == layers == SMALL.num_layers
 
 
 def kept(model: LanguageModel) -> int:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from longspan import recipes
+from longspan.bench import Bench
 from longspan.config import RunConfig, schema
 from longspan.training import Interrupted, resume, train
 from longspan.training.step import Updater
@@ -89,3 +91,36 @@ def test_time_on_the_device_counts(text: Path, tmp_path: Path, monkeypatch: pyte
     config = small_config(text, training__device="cuda", model__span__kind="fixed", stage__0__steps=14)
     first, second = metrics(train(config, tmp_path / "run").path)[:2]
     assert second["seconds"] - first["seconds"] > 7 * 0.08
+
+
+@pytest.mark.usefixtures("_deterministic")
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("kind", ["learned", "dynamic"])
+def test_activation_checkpointing_changes_no_number(
+    text: Path, tmp_path: Path, precision: str, kind: str
+) -> None:
+    changes = {"training__device": "cuda", "training__precision": precision, "model__span__kind": kind}
+    train(small_config(text, **changes), tmp_path / "plain")
+    train(small_config(text, **changes, training__activation_checkpointing=True), tmp_path / "less")
+    assert outcome(tmp_path / "less") == outcome(tmp_path / "plain")
+
+
+def test_activation_checkpointing_with_compiled_blocks(text: Path, tmp_path: Path) -> None:
+    """Nothing is captured, and the losses are those of launched operations to rounding."""
+    changes = {"training__device": "cuda", "training__block_jitter": False, "training__micro_batches": 1}
+    less = {"training__compile": True, "training__activation_checkpointing": True}
+    changes |= {"model__dropout": 0.0}
+    plain = metrics(train(small_config(text, **changes), tmp_path / "plain").path)
+    found = metrics(train(small_config(text, **changes, **less), tmp_path / "less").path)
+    assert found[-1]["valid"]["loss"] == pytest.approx(plain[-1]["valid"]["loss"], rel=0.02)
+
+
+@pytest.mark.parametrize("less", [False, True])
+def test_the_memory_of_a_step_is_about_what_was_estimated(less: bool) -> None:
+    """Of a model that is large enough for activations to matter."""
+    table = recipes.load("enwik8-small")
+    table["training"] |= {"compile": False, "activation_checkpointing": less}
+    bench = Bench(schema.read(RunConfig, table), 205, torch.device("cuda"), say=lambda line: None)
+    plan, steps = bench.time_steps(3)
+    assert plan is not None
+    assert steps.peak_memory_bytes == pytest.approx(plan.total, rel=0.4)

@@ -393,7 +393,9 @@ def test_plain_lines_for_a_log(text: Path, tmp_path: Path, capsys: pytest.Captur
     model = build(config.model, 256)
     size = sum(parameter.numel() for parameter in model.parameters())
     flops = model.flops(Shape(config.training.batch_size, config.training.block_length))
-    assert lines[lines.index(next(line for line in lines if line.startswith("step"))) - 1] == (
+    first_step = lines.index(next(line for line in lines if line.startswith("step")))
+    assert lines[first_step - 1].startswith("memory for a step: about ")
+    assert lines[first_step - 2] == (
         f"small: {size:,} parameters, {flops / 1e6:.1f} MFLOPs per token forward; on cpu in float32, "
         "not compiled, "
         f"{tokens:,} tokens to train on (byte, vocabulary 256), "

@@ -23,6 +23,8 @@ from longspan.generation import generate
 from longspan.models import LanguageModel, build_run
 from longspan.runs.auto_options import resolved
 from longspan.training.graphs import STEADY
+from longspan.training.memory_plan import MemoryPlan
+from longspan.training.out_of_memory import within_memory
 
 DECODED, DECODING_WARM_UPS = 100, 10
 WARM_UPS = {"cpu": 2, "cuda": STEADY + 3}  # on a GPU this includes graph capture
@@ -99,9 +101,14 @@ class Bench:
             model = build_run(self.config, self.vocabulary_size)
         return sum(parameter.numel() for parameter in model.parameters())
 
-    def time_steps(self, steps: int) -> Steps:
-        """Steps of the path that training takes, without comparing it with another."""
-        return self._steps(paths_for(self._model(), self.device)[-1], steps)
+    def time_steps(self, steps: int) -> tuple[MemoryPlan | None, Steps]:
+        """The memory plan and some steps of the path that training takes, not compared with another path."""
+        peak = watch_memory(self.device)
+        model = self._model()
+        path = paths_for(model, self.device)[-1]
+        with within_memory(model, self.config, self.say) as plan:
+            seconds = self._seconds(model, path, steps)
+        return plan, Steps(path.name, path.means, seconds, peak())
 
     def _model(self) -> LanguageModel:
         torch.manual_seed(self.config.training.seed)
@@ -111,21 +118,18 @@ class Bench:
         return model
 
     def _steps(self, path: BenchPath, steps: int) -> Steps:
-        self.say(f"{self.config.name}: {steps} steps, {path.name} path ({path.means})")
         peak = watch_memory(self.device)
-        try:
-            model, fallback = self._model(), CompileFallback(enabled=self.config.training.compile is True)
-            with path.forced():  # decides what is compiled: operations with a kernel are not
-                fallback.compile(model.compile)
-            step = Training(model, self.config, path, fallback).step
-            warm_ups = WARM_UPS.get(self.device.type, WARM_UPS["cpu"])
-            seconds = seconds_of(step, self.device, times=steps, warm_ups=warm_ups)
-        except torch.OutOfMemoryError:
-            raise UserError(
-                f"{self.config.name}: the {path.name} path needs more memory than {self.device} has: "
-                "use a smaller --batch-size"
-            ) from None
+        seconds = self._seconds(self._model(), path, steps)
         return Steps(path.name, path.means, seconds, peak())
+
+    def _seconds(self, model: LanguageModel, path: BenchPath, steps: int) -> list[float]:
+        self.say(f"{self.config.name}: {steps} steps, {path.name} path ({path.means})")
+        fallback = CompileFallback(enabled=self.config.training.compile is True)
+        with path.forced():  # decides what is compiled: operations with a kernel are not
+            fallback.compile(model.compile)
+        step = Training(model, self.config, path, fallback).step
+        warm_ups = WARM_UPS.get(self.device.type, WARM_UPS["cpu"])
+        return seconds_of(step, self.device, times=steps, warm_ups=warm_ups)
 
     def _decoding(self) -> Decoding:
         self.say(f"{self.config.name}: decoding {DECODED} tokens")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from longspan.cli.console import say
@@ -24,7 +25,7 @@ def dry_run(config: RunConfig) -> dict[str, Any]:
     device = pick_device(config.training.device)
     known = known_vocabulary_size(config.data)
     bench = Bench(config, known or BYTES, device, say=say)
-    parameters, steps = bench.num_parameters(), bench.time_steps(STEPS)
+    parameters, (plan, steps) = bench.num_parameters(), bench.time_steps(STEPS)
     training = bench.config.training
     tokens = training.batch_size * training.block_length * training.accumulate
     seconds = steps.median_seconds * training.accumulate
@@ -34,6 +35,7 @@ def dry_run(config: RunConfig) -> dict[str, Any]:
         "precision": training.precision,
         "parameters": parameters,
         "vocabulary_size": known,
+        "memory_bytes": None if plan is None else {**asdict(plan), "total": plan.total},
         "peak_memory_bytes": steps.peak_memory_bytes,
         "tokens_per_step": tokens,
         "seconds_per_step": seconds,
@@ -43,16 +45,18 @@ def dry_run(config: RunConfig) -> dict[str, Any]:
 
 
 def as_text(facts: dict[str, Any]) -> str:
-    from longspan.training.formatting import duration
+    from longspan.training.formatting import duration, size
 
     guess = "" if facts["vocabulary_size"] else f" (with a vocabulary of {BYTES}: the text decides its size)"
-    memory, seconds = facts["peak_memory_bytes"], facts["estimated_seconds"]
+    memory, peak, seconds = facts["memory_bytes"], facts["peak_memory_bytes"], facts["estimated_seconds"]
+    estimate = "unknown" if memory is None else f"about {size(memory['total'])}"
+    measured = "" if peak is None else f"; measured here: {size(peak)}"
     steps = "unknown: its length is in epochs" if facts["steps"] is None else f"{facts['steps']:,}"
     return "\n".join(
         [
             f"model          {facts['parameters']:,} parameters{guess}",
             f"device         {facts['device']} in {facts['precision']}",
-            f"memory         {'unknown' if memory is None else f'{memory / 1e9:.2f} GB'} while training",
+            f"memory         {estimate} for a step{measured}",
             f"step           {facts['tokens_per_step']:,} tokens in {facts['seconds_per_step']:.3f} s",
             f"steps          {steps}",
             f"training time  {'unknown' if seconds is None else f'about {duration(seconds)}'}, without "

@@ -7,9 +7,11 @@ before. The model and all random generators are left as they were.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -21,9 +23,9 @@ from longspan.hooks import added_penalties
 from longspan.models import LanguageModel, Stack
 from longspan.state import State
 
-LANES = 2
+LANES = 2, 3  # not 1: with a single lane more tensors are contiguous, and fewer are copied
 MAX_FLOPS = {"cpu": 5e9, "cuda": 5e13}  # of a pass; all of them take about a second
-SHORTEST = 16  # tokens of a block that is read to measure
+SHORTEST = 64  # tokens of a block that is read to measure
 MAX_BLOCKS = 16  # that are read to fill a memory that grows
 
 
@@ -65,61 +67,63 @@ def measure_activations(
     with _undisturbed(model, device):
         whole = length == block_length
         state = reader.largest_state(length) if whole else reader.first_state()
-        two, one = reader.kept(LANES, length, state), reader.kept(1, length, state)
-        half = two if whole else reader.kept(LANES, length // 2, state)
-    factor = (block_length - length) / (length - length // 2)
+        few, more = (reader.kept(lanes, length, state) for lanes in LANES)
+        short = few if whole else reader.kept(LANES[0], length // 2, state)
 
-    def line(of_two: float, of_one: float, of_half: float) -> Line:
+    def line(kept: Callable[[_Kept], int | None]) -> Line | None:
         """What is fixed follows from the lanes; the rest grows with the length of the block."""
-        per_lane = of_two - of_one
-        return Line(of_one - per_lane, per_lane + factor * (of_two - of_half) / LANES)
+        of_few, of_more, of_short = kept(few), kept(more), kept(short)
+        if of_few is None or of_more is None or of_short is None:
+            return None
+        per_lane = (of_more - of_few) / (LANES[1] - LANES[0])
+        per_token = 0.0 if whole else (of_few - of_short) / (length - length // 2) / LANES[0]
+        return Line(of_few - LANES[0] * per_lane, per_lane + per_token * (block_length - length))
 
-    return Activations(
-        plain=line(two.plain, one.plain, half.plain),
-        recomputed=line(two.recomputed, one.recomputed, half.recomputed) if two.blocks else None,
-        state=Line(0, _size(state)),
-    )
+    plain = line(_Kept.plain)
+    assert plain is not None
+    return Activations(plain, line(_Kept.recomputed), state=Line(0, _size(state)))
 
 
 class _Kept:
     """The tensors that one forward pass keeps, each counted once; those in `known` not at all."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
-        self._seen = {_address(tensor) for tensor in known}
-        self.outside = 0
-        self.inputs: dict[int, int] = {}  # of blocks, by address
-        self.blocks: list[int] = []
+        self._known = {_address(tensor) for tensor in known}
+        self._outside: dict[int, int] = {}  # bytes by address
+        self._inputs: dict[int, int] = {}  # of blocks
+        self._blocks: list[dict[int, int]] = []
+        self._alive: list[Tensor] = []  # so that no address is used twice
 
-    @property
     def plain(self) -> int:
-        return self.outside + sum(self.blocks)
+        return sum(reduce(or_, self._blocks, self._outside).values())
 
-    @property
-    def recomputed(self) -> int:
-        return self.outside + sum(self.inputs.values()) + max(self.blocks)
+    def recomputed(self) -> int | None:
+        """With activation checkpointing; None if there are no blocks."""
+        if not self._blocks:
+            return None
+        largest = max(sum(block.values()) for block in self._blocks)
+        return sum((self._inputs | self._outside).values()) + largest
 
-    def count(self, tensor: Tensor) -> Tensor:
-        self.outside += self._new_bytes(tensor)
-        return tensor.detach()  # the tensor itself would refer to the graph that keeps it
+    def counting(self) -> saved_tensors_hooks:
+        return self._counting(self._outside)
 
     def around_block(self, block: nn.Module, h_BTD: Tensor, state: State) -> Any:
-        if _address(h_BTD) not in self._seen:
-            self.inputs[_address(h_BTD)] = _bytes(h_BTD)
-        self.blocks.append(0)
-
-        def count(tensor: Tensor) -> Tensor:
-            self.blocks[-1] += self._new_bytes(tensor)
-            return tensor.detach()
-
-        with saved_tensors_hooks(count, _unchanged):
+        self._count(h_BTD, self._inputs)
+        self._blocks.append({})
+        with self._counting(self._blocks[-1]):
             return block(h_BTD, state)
 
-    def _new_bytes(self, tensor: Tensor) -> int:
-        address = _address(tensor)
-        if address in self._seen:
-            return 0
-        self._seen.add(address)
-        return tensor.untyped_storage().nbytes()
+    def release(self) -> None:
+        self._alive.clear()
+
+    def _counting(self, counts: dict[int, int]) -> saved_tensors_hooks:
+        return saved_tensors_hooks(lambda tensor: self._count(tensor, counts), lambda tensor: tensor)
+
+    def _count(self, tensor: Tensor, counts: dict[int, int]) -> Tensor:
+        if _address(tensor) not in self._known:
+            counts[_address(tensor)] = tensor.untyped_storage().nbytes()
+        self._alive.append(tensor.detach())
+        return self._alive[-1]  # the tensor itself would refer to the graph that keeps it
 
 
 class _Reader:
@@ -131,17 +135,17 @@ class _Reader:
         state = State.join([state] * lanes)
         known = [*self.model.parameters(), *self.model.buffers(), *state.flatten().values()]
         kept = _Kept(known)
-        tokens_BT = self._tokens(lanes, length)
+        text_BT = self._tokens(lanes, length + 1)
         with ExitStack() as contexts:
             contexts.enter_context(torch.enable_grad())
             contexts.enter_context(self.autocast)
-            contexts.enter_context(saved_tensors_hooks(kept.count, _unchanged))
-            penalties = contexts.enter_context(added_penalties())
+            contexts.enter_context(kept.counting())
+            contexts.enter_context(added_penalties())
             if isinstance(self.model, Stack):
                 contexts.enter_context(_around_block(self.model, kept))
-            hidden_BTD, after = self.model(tokens_BT, state)
-            nll_BT = self.model.head.nll(hidden_BTD, tokens_BT)
-        del hidden_BTD, after, nll_BT, penalties  # with them goes the graph, which kept every address taken
+            hidden_BTD, _ = self.model(text_BT[:, :-1], state)
+            self.model.head.nll(hidden_BTD, text_BT[:, 1:])
+        kept.release()
         return kept
 
     @torch.no_grad()
@@ -172,7 +176,7 @@ class _Reader:
 
 def _affordable(model: LanguageModel, block_length: int, device: torch.device) -> int:
     """The length of the blocks to measure with."""
-    flops = LANES * block_length * model.flops(Shape(LANES, block_length))
+    flops = max(LANES) * block_length * model.flops(Shape(max(LANES), block_length))
     most = MAX_FLOPS.get(device.type, MAX_FLOPS["cpu"])
     if flops <= most:
         return block_length
@@ -202,10 +206,6 @@ def _around_block(model: Stack, kept: _Kept) -> Iterator[None]:
         yield
     finally:
         model.around_block = before
-
-
-def _unchanged(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _address(tensor: Tensor) -> int:

@@ -1,8 +1,8 @@
 """How much memory a training step needs.
 
 The plan is for one process. `weights`, `gradients` and `optimizer` are exact, `activations` are measured on a
-few lanes (`activations.py`). Buffers that exist only for the moment of one operation are not counted, nor is
-what the process needs besides training.
+few lanes (`activations.py`), with learned spans as long as they are at that moment. Buffers of single
+operations are not counted, nor is what the process needs besides training.
 """
 
 from __future__ import annotations

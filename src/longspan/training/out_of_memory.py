@@ -52,7 +52,7 @@ def within_memory(
     try:
         yield plan
         return
-    except (RuntimeError, MemoryError) as problem:
+    except RuntimeError as problem:  # of torch; a MemoryError comes from something else than a step
         if not is_out_of_memory(problem):
             raise
     # The estimate may be too low: then only what needs clearly less is advised.
@@ -72,7 +72,7 @@ def within_memory_of_evaluation(config: EvaluationConfig, block_length: int) -> 
     try:
         yield
         return
-    except (RuntimeError, MemoryError) as problem:
+    except RuntimeError as problem:
         if not is_out_of_memory(problem):
             raise
     raise UserError(
