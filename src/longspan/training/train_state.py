@@ -26,16 +26,23 @@ def pack(
     }
 
 
+def optimizer_tensors(model: LanguageModel, optimizers: list[Optimizer]) -> list[str]:
+    """The names of all optimizer states, a fact of a checkpoint: which ones there are depends on the steps."""
+    return sorted(memories(model, optimizers))
+
+
 def unpack(
     checkpoint: Checkpoint, model: LanguageModel, optimizers: list[Optimizer], device: torch.device
 ) -> State:
     """Restore everything that `pack` saved; the carried state is returned."""
     model.load_state_dict(checkpoint.below("model"))
-    restore_memories(model, optimizers, checkpoint.below("optimizer"))
-    generators = checkpoint.below("generator")
-    torch.set_rng_state(generators["cpu"])
-    if device.type == "cuda" and "cuda" in generators:
-        torch.cuda.set_rng_state(generators["cuda"], device)
+    remembered = checkpoint.below("optimizer")
+    if missing := set(checkpoint.facts.get("optimizer_tensors", [])) - remembered.keys():  # old ones lack it
+        raise KeyError(f"optimizer.{min(missing)}")
+    restore_memories(model, optimizers, remembered)
+    torch.set_rng_state(checkpoint.tensors["generator.cpu"])
+    if device.type == "cuda" and "generator.cuda" in checkpoint.tensors:
+        torch.cuda.set_rng_state(checkpoint.tensors["generator.cuda"], device)
     carried = checkpoint.below("state")
     if missing := model.initial_state(1).flatten().keys() - carried.keys():
         raise KeyError(f"state.{min(missing)}")
