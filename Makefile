@@ -1,5 +1,6 @@
 # make train   a trained model, its score, a sample and a picture of its spans, in a few minutes
 # make test    linters, types and the whole test suite
+# make lock    constraints.lock: the versions of constraints.txt, with hashes of their files
 # make audit   known vulnerabilities of the locked dependencies
 # make test-faults   20 kills of a run and of a search, which end as if nothing had happened; minutes
 
@@ -8,9 +9,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 CHECKED := src tests benchmarks examples
 AUDIT := .venv-audit
+LOCK := .venv-lock
 CPP := $(wildcard src/longspan/kernels/*/*.cpp)
 
-.PHONY: train test test-faults lint audit clean
+.PHONY: train test test-faults lint lock audit clean
 
 train: $(VENV)/installed
 	$(BIN)/longspan train
@@ -27,6 +29,21 @@ lint: $(VENV)/installed-dev
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# uv asks the package index for the hashes. torch is left out: its builds for CPUs and for GPUs are different
+# files with one version number, and the build for CPUs comes from an index of its own.
+lock: $(LOCK)/bin/uv
+	@{ echo "# Made by 'make lock' from constraints.txt. torch has no hash, since its builds for CPUs and GPUs"; \
+	   echo "# share a version number: install it first, with --constraint constraints.txt. Then:"; \
+	   echo "#     pip install --require-hashes --no-deps --requirement constraints.lock"; \
+	   echo "#     pip install --no-deps --editable ."; } > constraints.lock.partial
+	grep -v '^torch==' constraints.txt | $(LOCK)/bin/uv pip compile --quiet --no-deps --generate-hashes \
+	    --no-header --no-annotate - >> constraints.lock.partial
+	mv constraints.lock.partial constraints.lock
+
+$(LOCK)/bin/uv:
+	$(PYTHON) -m venv $(LOCK)
+	$(LOCK)/bin/python -m pip install --quiet uv
 
 # pip-audit asks PyPI. It has an environment of its own, since its dependencies are not locked.
 audit:
@@ -54,4 +71,4 @@ $(VENV)/installed-dev: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(AUDIT) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AUDIT) $(LOCK) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -27,7 +27,7 @@ def pack(
 
 
 def optimizer_tensors(model: LanguageModel, optimizers: list[Optimizer]) -> list[str]:
-    """The names of all optimizer states, a fact of a checkpoint: which ones there are depends on the steps."""
+    """The names of all optimizer states, for a checkpoint: which ones there are depends on the steps."""
     return sorted(memories(model, optimizers))
 
 
