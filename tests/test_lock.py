@@ -22,8 +22,6 @@ def test_the_lock_is_up_to_date() -> None:
 
 def test_every_version_has_hashes_and_no_index_is_named() -> None:
     text = (ROOT / "constraints.lock").read_text()
-    entries = re.findall(
-        r"^[\w.-]+==[\w.]+(?: \\\n    --hash=sha256:[0-9a-f]{64})+$", text, flags=re.MULTILINE
-    )
-    assert len(entries) == len(versions("constraints.lock"))
+    entry = r"^[\w.-]+==[\w.]+(?: \\\n    --hash=sha256:[0-9a-f]{64})+$"
+    assert len(re.findall(entry, text, flags=re.MULTILINE)) == len(versions("constraints.lock"))
     assert not re.search(r"index-url|find-links|https?:|file:", text)
