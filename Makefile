@@ -53,7 +53,12 @@ audit:
 	elif ! $(MAKE) --silent $(AUDIT)/bin/pip-audit >/dev/null 2>&1; then \
 	    echo "audit: pip-audit cannot be installed, nothing was checked"; \
 	else \
-	    $(AUDIT)/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --progress-spinner off; \
+	    found=$$($(AUDIT)/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip \
+	        --progress-spinner off 2>&1); status=$$?; \
+	    echo "$$found"; \
+	    skipped=$$(echo "$$found" | grep -c 'could not be audited'); \
+	    test "$$skipped" -eq 0 || echo "audit: PyPI does not know $$skipped of the versions: not checked"; \
+	    exit $$status; \
 	fi
 
 $(AUDIT)/bin/pip-audit:
