@@ -1,5 +1,6 @@
 # make train   a trained model, its score, a sample and a picture of its spans, in a few minutes
 # make test    linters, types and the whole test suite
+# make lock    constraints.lock: the versions of constraints.txt, with hashes of their files
 # make audit   known vulnerabilities of the locked dependencies
 # make test-faults   20 kills of a run and of a search, which end as if nothing had happened; minutes
 
@@ -8,9 +9,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 CHECKED := src tests benchmarks examples
 AUDIT := .venv-audit
+LOCK := .venv-lock
 CPP := $(wildcard src/longspan/kernels/*/*.cpp)
 
-.PHONY: train test test-faults lint audit clean
+.PHONY: train test test-faults lint lock audit clean
 
 train: $(VENV)/installed
 	$(BIN)/longspan train
@@ -28,6 +30,21 @@ lint: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# uv asks the package index for the hashes. torch is left out: its builds for CPUs and for GPUs are different
+# files with one version number, and the build for CPUs comes from an index of its own.
+lock: $(LOCK)/bin/uv
+	@{ echo "# Made by 'make lock' from constraints.txt. torch has no hash, since its builds for CPUs and GPUs"; \
+	   echo "# share a version number: install it first, with --constraint constraints.txt. Then:"; \
+	   echo "#     pip install --require-hashes --no-deps --requirement constraints.lock"; \
+	   echo "#     pip install --no-deps --editable ."; } > constraints.lock.partial
+	grep -v '^torch==' constraints.txt | $(LOCK)/bin/uv pip compile --quiet --no-deps --generate-hashes \
+	    --no-header --no-annotate - >> constraints.lock.partial
+	mv constraints.lock.partial constraints.lock
+
+$(LOCK)/bin/uv:
+	$(PYTHON) -m venv $(LOCK)
+	$(LOCK)/bin/python -m pip install --quiet uv
+
 # pip-audit asks PyPI. It has an environment of its own, since its dependencies are not locked.
 audit:
 	@if ! $(PYTHON) -c "import urllib.request as web; web.urlopen('https://pypi.org/pypi/pip/json', timeout=5)" \
@@ -36,7 +53,12 @@ audit:
 	elif ! $(MAKE) --silent $(AUDIT)/bin/pip-audit >/dev/null 2>&1; then \
 	    echo "audit: pip-audit cannot be installed, nothing was checked"; \
 	else \
-	    $(AUDIT)/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --progress-spinner off; \
+	    found=$$($(AUDIT)/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip \
+	        --progress-spinner off 2>&1); status=$$?; \
+	    echo "$$found"; \
+	    skipped=$$(echo "$$found" | grep -c 'could not be audited'); \
+	    test "$$skipped" -eq 0 || echo "audit: PyPI does not know $$skipped of the versions: not checked"; \
+	    exit $$status; \
 	fi
 
 $(AUDIT)/bin/pip-audit:
@@ -54,4 +76,4 @@ $(VENV)/installed-dev: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(AUDIT) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AUDIT) $(LOCK) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

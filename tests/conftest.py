@@ -16,9 +16,11 @@ import pytest
 import torch
 
 from longspan import plugins, registry
+from tests.interpreter import replace_once_per_launch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    replace_once_per_launch()
 
 
 @pytest.fixture(autouse=True, scope="session")

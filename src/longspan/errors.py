@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -61,6 +62,10 @@ def is_out_of_memory(problem: BaseException) -> bool:
         "out of memory|can't allocate memory|not enough memory|_ALLOC_FAILED|"
         "Storage size calculation overflowed|integer multiplication overflow"
     )
-    return isinstance(problem, MemoryError) or (
-        isinstance(problem, RuntimeError) and re.search(words, str(problem)) is not None
+    library = "failed to map segment|[Cc]annot allocate memory"  # a library that cannot be loaded
+    return (
+        isinstance(problem, MemoryError)
+        or (isinstance(problem, OSError) and problem.errno == errno.ENOMEM)
+        or (isinstance(problem, RuntimeError) and re.search(words, str(problem)) is not None)
+        or (isinstance(problem, ImportError | OSError) and re.search(library, str(problem)) is not None)
     )

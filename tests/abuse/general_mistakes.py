@@ -20,9 +20,10 @@ COMMANDS = {
     "recipes": ["recipes", "quickstart"],
     "cutoffs": ["cutoffs", "text.txt", "--clusters", "2"],
     "bench": ["bench", "tiny.toml"],
+    "runs": ["runs", "."],
 }
 # Commands that take any number of positionals, or none more, say so in their own words.
-WITH_PLUGINS = [name for name in COMMANDS if name not in ("import", "data add")]
+WITH_PLUGINS = [name for name in COMMANDS if name not in ("import", "data add", "runs")]
 WITH_RUN = ("eval", "generate", "spans", "attention")
 WITH_DEVICE = ("eval", "generate", "attention", "bench")
 WHOLE_NUMBERS = {
@@ -37,6 +38,7 @@ NUMBERS = {"generate": ["--temperature", "--top-p"]}
 CHOICES = {
     "eval": ["--checkpoint"],
     "generate": ["--checkpoint"],
+    "spans": ["--checkpoint"],
     "attention": ["--checkpoint", "--scale"],
     "data info": ["--order"],
     "cutoffs": ["--cost", "--order"],
@@ -47,11 +49,11 @@ VALUED = {
     "search": ["--data", "--name", "--out", "--resume", "--init", "--plugin", "--model.width"],
     "eval": ["--data", "--split", "--protocol", "--batch-size", "--block-length", "--max-tokens", "--device"],
     "generate": ["--prompt", "--device"],
-    "spans": ["--out", "--freeze"],
+    "spans": ["--out", "--freeze", "--text", "--device"],
     "attention": ["--out", "--json", "--device"],
     "import": ["--kind", "--data", "--config", "--pretrained"],
     "data info": ["--tokenizer"],
-    "cutoffs": ["--counts", "--tokenizer", "--device", "--constants"],
+    "cutoffs": ["--counts", "--unigrams", "--tokenizer", "--device", "--constants"],
     "bench": ["--batch-size", "--block-length", "--json", "--device"],
 }
 
@@ -103,7 +105,7 @@ MISTAKES = [
     ),
     *(
         usage([*COMMANDS[name], "--model.width", "8"], r"unknown option '--model\.width'")
-        for name in ("generate", "spans", "attention", "import", "data list", "recipes", "cutoffs")
+        for name in ("generate", "spans", "attention", "import", "data list", "recipes", "cutoffs", "runs")
     ),
     # values
     *_each(

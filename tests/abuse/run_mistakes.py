@@ -130,6 +130,32 @@ MISTAKES = [
     failure("spans run --out new.png --freeze taken", "taken exists already"),
     failure("spans run --out new.png --freeze run", "run exists already"),
     failure("spans run --out new.png --freeze shut/new", "shut"),
+    usage("spans run --text text.txt --freeze new", "give one of them"),
+    usage("spans run --text text.txt --out new.jpg", "must end in .png"),
+    failure("spans run --text text.txt --out taken.png", "taken.png exists already"),
+    failure("spans run --text nowhere.txt", "cannot read nowhere.txt"),
+    failure("spans run --text taken", "cannot read taken"),
+    failure("spans run --text circle.txt", "cannot read circle.txt"),
+    failure("spans run --text pipe", "pipe is not a regular file"),
+    failure("spans run --text /dev/zero", "/dev/zero is not a regular file"),
+    failure("spans run --text text.txt --device gpu", "there is no device 'gpu'"),
+    *(
+        failure(f"spans damaged/{run} --text text.txt --out new.png", line)
+        for run, line in (CONFIG | TOKENIZER | WEIGHTS | MISFIT).items()
+    ),
+    # runs
+    failure("runs nowhere", "there is no folder nowhere"),
+    failure("runs text.txt", "there is no folder text.txt"),
+    failure("runs pipe", "there is no folder pipe"),
+    failure("runs dangling.txt", "there is no folder dangling.txt"),
+    failure("runs circle.txt", "circle.txt"),
+    failure("runs taken", "taken has no runs"),
+    failure("runs 'empty folder'", "empty folder has no runs"),
+    usage("runs ''", "FOLDER is empty"),
+    failure(["runs", "x" * 5000], "x"),
+    failure(["runs", "\x1b[31m"], r"there is no folder \\x1b"),
+    failure("runs", "there is no folder runs"),
+    failure("runs ~nobody/runs", "there is no folder"),
     # attention
     failure("attention run nowhere.txt", "nowhere.txt"),
     failure("attention run taken", "taken"),

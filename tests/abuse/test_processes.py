@@ -34,6 +34,17 @@ def test_a_process_says_one_line_and_ends_with_the_status(mistake: Mistake, fold
     check(mistake, ended.returncode, ended.stderr)
 
 
+@pytest.mark.parametrize("words", ["train tiny.toml --out new", "data info text.txt"])
+@pytest.mark.parametrize("limit", [24_000, 120_000, 400_000])  # KiB
+def test_a_small_limit_of_the_address_space(words: str, limit: int, folder: Path) -> None:
+    """Python starts, its libraries do not fit. Without a check torch and OpenBLAS abort in some of them."""
+    before = dict(snapshot(folder))
+    limited = f"ulimit -c 0 -v {limit} && exec {sys.executable} -m longspan {words}"
+    ended = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, timeout=50)
+    assert dict(snapshot(folder)) == before
+    check(failure(words, "not enough memory.*ulimit -v"), ended.returncode, ended.stderr)
+
+
 @pytest.mark.parametrize("words", [("data", "info", "text.txt"), ("train", "tiny.toml", "--out", "new")])
 @pytest.mark.parametrize("home", ["text.txt", "text.txt/below", "n" * 300])
 def test_a_home_that_is_no_folder(

@@ -86,6 +86,8 @@ def make_texts(place: Path) -> None:
     (place / "words.txt").write_text("five\nthree\n")
     (place / "negative.txt").write_text("5\n-3\n")
     (place / "zeros.txt").write_text("0\n0\n0\n")
+    (place / "probabilities.txt").write_text("0.5 0.3\n0.2\n")
+    (place / "not-finite.txt").write_text("0.5 nan\n")
     (place / "taken").mkdir()
     (place / "taken.png").write_bytes(b"mine")
     (place / "taken.json").write_text("{}")

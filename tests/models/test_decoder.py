@@ -78,9 +78,11 @@ def lively(variant: str) -> Stack:
     return model
 
 
-def check_step_of_a_gpu(model: Stack, state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_step_of_a_gpu(
+    model: Stack, state: State, monkeypatch: pytest.MonkeyPatch, *, part: int = 16, steps: int = 3
+) -> None:
     """Triton's interpreter does it. Parts are so short that most heads have several."""
-    carried, tokens, expected = state, random_tokens(2, 5).split(1, dim=1), []
+    carried, tokens, expected = state, random_tokens(2, steps).split(1, dim=1), []
     with torch.no_grad():
         for tokens_B1 in tokens:
             expected_BTV, carried = model.log_probs(tokens_B1, carried)
@@ -89,21 +91,29 @@ def check_step_of_a_gpu(model: Stack, state: State, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         decode_gpu.OneToken, "attend", lambda self, *qkv: attended.append(1) or attend(self, *qkv)
     )
-    monkeypatch.setattr(decode_gpu, "PART", 16)
+    monkeypatch.setattr(decode_gpu, "PART", part)
     monkeypatch.setattr(span_attention, "_gpu_backend", lambda *_: gpu)
     monkeypatch.setattr(linear, "_kernels", lambda _: gemv)
     before, decoder = copies(state), Decoder(model, state)
     for tokens_B1, expected_BV in zip(tokens, expected, strict=True):
         torch.testing.assert_close(decoder.read(tokens_B1), expected_BV, rtol=1e-4, atol=2e-5)
-    assert len(attended) == 5 * sum(isinstance(block, Attention) for block in model.blocks)
+    assert len(attended) == steps * sum(isinstance(block, Attention) for block in model.blocks)
     assert equal(state, before)
+
+
+# Windows of hundreds of tokens. With the usual length of a part every head still has several.
+LONG = ("adaptive-span, dynamic, long", "modern, long, keys and values")
+
+# Windows of few tokens: so many steps are more than a ring has rows.
+SHORT = ("adaptive-span, windows", "modern, windows", "modern, limits that rise")
 
 
 @only_interpreted
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if not name.startswith(NOT_RECORDABLE)])
 def test_on_a_gpu_steps_read_what_the_model_reads(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = lively(variant)
-    check_step_of_a_gpu(model, warm_state(model, 2), monkeypatch)
+    part, steps = 64 if variant in LONG else 16, 5 if variant in SHORT else 3
+    check_step_of_a_gpu(model, warm_state(model, 2), monkeypatch, part=part, steps=steps)
 
 
 @only_interpreted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,33 @@ def test_folders_without_runs(
     assert "runs has no runs" in complaint(capsys, "runs")
     assert main(["runs", "--json"]) == 0
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "metrics"),
+    [
+        ("stage = [1, 2]", ""),
+        ("stage = 3", ""),
+        ("[stage]\nsteps = 3", ""),
+        ('[[stage]]\nsteps = "many"', ""),
+        ("model = 3\ndata = []", ""),
+        ("", "[" * 100_000),
+        ("", '{"kind": "final", "test": 3, "step": "x"}'),
+        ("", '{"kind": "final", "test": {"bits_per_byte": "low"}}'),
+        ("", '{"kind": "valid", "best": true, "bits_per_byte": null}'),
+        ("", None),  # a pipe, which nobody writes to
+    ],
+)
+def test_odd_files_are_no_traceback(
+    config: str, metrics: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_folder(tmp_path / "run")
+    (run.path / "config.toml").write_text(config)
+    if metrics is None:
+        run.metrics.unlink(missing_ok=True)
+        os.mkfifo(run.metrics)
+    else:
+        run.metrics.write_text(metrics)
+    for words in (["runs", str(tmp_path)], ["runs", str(tmp_path), "--json"]):
+        assert main(words) == 0
+        assert str(run.path.name) in capsys.readouterr().out

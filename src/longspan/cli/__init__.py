@@ -33,6 +33,7 @@ from longspan.cli import (
     spans,
     train,
 )
+from longspan.cli.address_space import check_address_space
 from longspan.cli.examples import EXAMPLES
 from longspan.cli.plugin_option import given_plugins
 from longspan.cli.suggestions import OTHER_NAMES, nearest_option, same_meaning
@@ -137,9 +138,10 @@ def _run(argv: list[str]) -> None:
         return
     ranks.check_command(args.command)
     args.overrides = dotted
+    check_address_space()
     try:
         args.run(args)
-    except (RuntimeError, MemoryError) as problem:
+    except (RuntimeError, MemoryError, ImportError, OSError) as problem:
         if not is_out_of_memory(problem):
             raise
         advice = getattr(args, "smaller", "use a machine with more memory, or less text")

@@ -7,12 +7,12 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from longspan.cli.console import show_table
 from longspan.cli.paths import expanded
 from longspan.config.schema import parse_toml
-from longspan.errors import UserError
+from longspan.errors import UsageError, UserError
 
 MEASURES = {"bits_per_byte": "bits/byte", "bits_per_token": "bits/token"}  # the first that a score has
 
@@ -32,6 +32,8 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    if not args.folder:
+        raise UsageError("FOLDER is empty (see 'longspan runs --help')")
     top = Path(args.folder)
     if not top.is_dir():
         raise UserError(f"there is no folder {top}: give the folder that your runs are in")
@@ -59,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
 def run_folders(top: Path) -> Iterator[Path]:
     """Folders with a config.toml and checkpoints, in order; links and folders inside runs are not entered."""
     for place, folders, files in os.walk(top):
-        if "config.toml" in files and "checkpoints" in folders:
+        if "config.toml" in files and "checkpoints" in folders and Path(place, "config.toml").is_file():
             folders.clear()
             yield Path(place)
         folders.sort()
@@ -78,17 +80,19 @@ def _facts(folder: Path) -> dict[str, Any]:
     valid = [line for line in lines if line.get("kind") == "valid" and line.get("best")]
     score: tuple[str, dict[str, Any]] | None = None
     if finished:
-        score = next(((split, last[split]) for split in ("test", "valid") if split in last), None)
+        score = next(((split, last[split]) for split in ("test", "valid") if _table(last.get(split))), None)
     elif valid:
         score = "valid", valid[-1]
-    measure = next((name for name in MEASURES if score and name in score[1]), None)
+    measure = next((name for name in MEASURES if score and isinstance(score[1].get(name), float)), None)
+    stages = config.get("stage", [])
+    lengths = [stage.get("steps") for stage in stages if _table(stage)] if isinstance(stages, list) else []
     return {
         "run": str(folder),
         "name": config.get("name"),
         "architecture": _inside(config, "model", "architecture"),
         "corpus": _inside(config, "data", "corpus"),
         "step": max((line["step"] for line in lines if isinstance(line.get("step"), int)), default=0),
-        "steps": sum(stage.get("steps", 0) for stage in config.get("stage", [])) or None,
+        "steps": sum(steps for steps in lengths if isinstance(steps, int)) or None,
         "finished": finished,
         "split": score[0] if score and measure else None,
         "measure": measure,
@@ -99,21 +103,25 @@ def _facts(folder: Path) -> dict[str, Any]:
 def _metrics(path: Path) -> Iterator[dict[str, Any]]:
     """The whole lines: the last one may be cut in a run that was killed."""
     try:
-        lines = path.read_bytes().splitlines()
+        lines = path.read_bytes().splitlines() if path.is_file() else []  # a pipe would wait for a writer
     except OSError:
         return
     for line in lines:
         try:
             found = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(found, dict):
+        if _table(found):
             yield found
 
 
 def _inside(config: dict[str, Any], table: str, key: str) -> str | None:
     inner = config.get(table)
-    return str(inner[key]) if isinstance(inner, dict) and key in inner else None
+    return str(inner[key]) if _table(inner) and key in inner else None
+
+
+def _table(value: object) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
 
 
 def _steps(facts: dict[str, Any]) -> str:

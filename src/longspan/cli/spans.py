@@ -80,6 +80,8 @@ def show_over_text(args: argparse.Namespace, picture: Path) -> None:
     from longspan.inspection.token_spans import draw_token_spans, token_spans_as_text
     from longspan.language_model import load
 
+    if Path(args.text).exists() and not Path(args.text).is_file() and not Path(args.text).is_dir():
+        raise UserError(f"{args.text} is not a regular file: copy its text to one first")
     try:
         text = Path(args.text).read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as problem:

@@ -433,6 +433,7 @@ class Loop:
                 "loss_meter": self._loss_meter.to_json(),
                 "scaler": self._updater.scaler.state_dict(),
                 "lengths": self._records.sync(),
+                "optimizer_tensors": train_state.optimizer_tensors(self._model, self._strategy.optimizers),
             }
             tensors = train_state.pack(
                 self._model, self._strategy.optimizers, self._state, self._device, self._average

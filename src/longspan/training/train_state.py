@@ -37,6 +37,11 @@ def pack(
     }
 
 
+def optimizer_tensors(model: LanguageModel, optimizers: list[Optimizer]) -> list[str]:
+    """The names of all optimizer states, for a checkpoint: which ones there are depends on the steps."""
+    return sorted(memories(model, optimizers))
+
+
 def unpack(
     checkpoint: Checkpoint,
     model: LanguageModel,
@@ -51,7 +56,10 @@ def unpack(
     """
     load_weights(model, checkpoint.below("model"))
     of_name = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    restore_memories(model, optimizers, _placed(checkpoint.below("optimizer"), of_name))
+    remembered = checkpoint.below("optimizer")
+    if missing := set(checkpoint.facts.get("optimizer_tensors", [])) - remembered.keys():  # old ones lack it
+        raise KeyError(f"optimizer.{min(missing)}")
+    restore_memories(model, optimizers, _placed(remembered, of_name))
     if average is not None:
         average.restore(_placed(checkpoint.below("average"), of_name))
     generators = checkpoint.below(_generators_of(distributed.rank()))
