@@ -67,8 +67,9 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
         return
     on_gpu, timeout = device.type == "cuda", timedelta(seconds=timeout_seconds)
     store, rank_, size_ = next(rendezvous("env://", timeout=timeout))
-    # A name of its own for every join of a process: else a second one finds the addresses of the first.
-    store = dist.PrefixStore(f"longspan-{next(_joins)}", store)  # type: ignore[attr-defined]
+    # A name of its own for every start of the processes and every join: else one finds addresses of another.
+    name = f"longspan-{restarts()}-{next(_joins)}"
+    store = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
         store=store,
