@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from itertools import count
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Tensor)
 
-_DIAGNOSIS_SECONDS = 10
+_DIAGNOSIS_SECONDS = 10.0  # after a time-out: the other ranks notice theirs a little later
+_NOTICE_SECONDS = 3.0  # after a connection was closed
 _joins = count()
 
 
@@ -64,22 +67,26 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
         return
     on_gpu, timeout = device.type == "cuda", timedelta(seconds=timeout_seconds)
     store, rank_, size_ = next(rendezvous("env://", timeout=timeout))
-    # A name of its own for every join of a process: else a second one finds the addresses of the first.
+    # A name of its own for every start of the processes and every join: else one finds addresses of another.
+    name = f"longspan-{restarts()}-{next(_joins)}"
+    store = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        store=dist.PrefixStore(f"longspan-{next(_joins)}", store),  # type: ignore[attr-defined]
+        store=store,
         rank=rank_,
         world_size=size_,
         timeout=timeout,
         device_id=device if on_gpu else None,
     )
-    diagnosis = dist.new_group(backend="gloo", timeout=timeout)
     try:
         yield
-    except RuntimeError as problem:
-        if size() == 1 or not _is_communication(problem):
+    except BaseException as problem:
+        if size() == 1:
             raise
-        raise UserError(_failed_rank(problem, diagnosis, timeout_seconds)) from problem
+        if _is_communication(problem):
+            raise UserError(_why(problem, store, timeout_seconds)) from problem
+        _tell(store, str(problem) or type(problem).__name__)
+        raise
     mesh.cache_clear()
     dist.destroy_process_group()  # not after a failure: it could wait for a process that is gone
 
@@ -250,27 +257,54 @@ def _as_sharded(tensor: Tensor) -> DTensor | None:
     return tensor if isinstance(tensor, DTensor) else None
 
 
-def _is_communication(problem: RuntimeError) -> bool:
+def _is_communication(problem: BaseException) -> bool:
     """Whether the exception says that another process could not be reached."""
-    return isinstance(problem, dist.DistError) or re.search("gloo|nccl", str(problem), re.I) is not None
+    if isinstance(problem, dist.DistError):
+        return True
+    return isinstance(problem, RuntimeError) and re.search("gloo|nccl", str(problem), re.I) is not None
 
 
-def _failed_rank(problem: RuntimeError, diagnosis: dist.ProcessGroup, timeout_seconds: float) -> str:
-    """Which rank does not answer, as far as this rank can find out."""
-    if not re.search("timed? ?out", str(problem), re.I):
-        return f"another process of this training ended (this is rank {rank()}): see its message"
-    try:
-        patience = timedelta(seconds=_DIAGNOSIS_SECONDS)
-        dist.monitored_barrier(diagnosis, patience, wait_all_ranks=True)
-    except RuntimeError as answer:
-        named = re.search(r"Ranks ([\d, ]+) failed", str(answer))
-        silent = named[1].strip(" ,") if named else "0" if re.search("rank 0", str(answer)) else ""
-        if silent:
-            return (
-                f"rank {silent} did not answer for {timeout_seconds:.0f} seconds: it hangs or is very slow; "
-                "see its log, or raise training.timeout_seconds"
-            )
-    return (
-        f"the processes waited {timeout_seconds:.0f} seconds for each other (this is rank {rank()}): one of "
-        "them was slow; raise training.timeout_seconds"
-    )
+def _why(problem: BaseException, store: Store, timeout_seconds: float) -> str:
+    """Which rank ended or does not answer, as far as this rank can find out, and why."""
+    _tell(store, _WAITED)
+    late = re.search("timed? ?out", str(problem), re.I) is not None
+    told = _told(store, _DIAGNOSIS_SECONDS if late else _NOTICE_SECONDS)
+    silent = [str(other) for other in range(size()) if other not in told]
+    failed = {other: reason for other, reason in told.items() if reason != _WAITED}
+    if failed:
+        other, reason = min(failed.items())
+        return f"rank {other} failed: {reason}"
+    if late and silent:
+        return (
+            f"rank {', '.join(silent)} did not answer for {timeout_seconds:.0f} seconds: it hangs or is very "
+            "slow; see its log, or raise training.timeout_seconds"
+        )
+    if late:
+        return (
+            f"the processes waited {timeout_seconds:.0f} seconds for each other: one of them was slow; raise "
+            "training.timeout_seconds"
+        )
+    if len(silent) == 1:
+        return f"rank {silent[0]} ended without a message: it was killed, perhaps for want of memory"
+    return f"another process of this training ended (this is rank {rank()}): see torchrun's report"
+
+
+_WAITED = "-"  # what a rank tells that failed because of another
+
+
+def _tell(store: Store, reason: str) -> None:
+    """Let the other ranks know why this one ends."""
+    with suppress(RuntimeError):  # the store ends with torchrun
+        store.set(f"end-of-rank-{rank()}", reason)
+
+
+def _told(store: Store, patience: float) -> dict[int, str]:
+    """Why ranks end; those that have not told after some seconds are left out."""
+    keys, until = {other: f"end-of-rank-{other}" for other in range(size())}, time.monotonic() + patience
+    told: dict[int, str] = {}
+    with suppress(RuntimeError):
+        while len(told) < size() and time.monotonic() < until:
+            there = [other for other, key in keys.items() if other not in told and store.check([key])]
+            told |= {other: store.get(keys[other]).decode() for other in there}
+            time.sleep(0.05)
+    return told

@@ -23,17 +23,19 @@ def rank() -> int:
     return int(os.environ["RANK"]) if _launched() else 0
 
 
+def several() -> bool:
+    """Whether torchrun started more than one process."""
+    return _launched() and int(os.environ["WORLD_SIZE"]) > 1
+
+
 def check_command(name: str) -> None:
     """Raise `UsageError` if several processes run a command that does not divide its work."""
-    if name not in DIVIDED and _launched() and int(os.environ["WORLD_SIZE"]) > 1:
+    if name not in DIVIDED and several():
         raise UsageError(f"longspan {name} runs in one process: start it without torchrun")
 
 
 def complain(line: str) -> None:
-    """One line on stderr, and the same in torchrun's report.
-
-    Rank 0 is first: when it fails, torchrun ends the others, which would print the same mistake again.
-    """
+    """One line on stderr, and the same in torchrun's report."""
     if rank():
         line = f"rank {rank()}: {line}"
     try:
@@ -41,10 +43,15 @@ def complain(line: str) -> None:
     except UserError as problem:
         problem.__traceback__ = None  # the report shows it
         record(problem)
-    if rank():
-        time.sleep(_WAIT_SECONDS)
+    wait_for_first()
     with output_may_go_away():
         print(f"longspan: {line}", file=sys.stderr)
+
+
+def wait_for_first() -> None:
+    """Let rank 0 end first: then torchrun ends the others, which would print the same line again."""
+    if rank():
+        time.sleep(_WAIT_SECONDS)
 
 
 def record(problem: Exception) -> None:

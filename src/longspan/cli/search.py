@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -52,18 +51,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _search(wanted: Wanted, args: argparse.Namespace) -> RunFolder:
-    from longspan.distributed import is_first
-    from longspan.runs import RunFolder
     from longspan.search import Searching
-    from longspan.training import Interrupted
 
-    try:
-        return wanted.start(reporter(args), Searching)
-    except Interrupted as stop:
-        if is_first():
-            resume = RunFolder(wanted.out).resume_command
-            print(f"longspan: {stop}; continue with '{resume}'", file=sys.stderr)
-        sys.exit(stop.exit_status)
+    return wanted.start(reporter(args), Searching)
 
 
 def _show(folder: RunFolder, top: int) -> None:

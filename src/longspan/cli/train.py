@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,17 +67,10 @@ def _estimate(wanted: Wanted, args: argparse.Namespace) -> None:
 
 def _train(wanted: Wanted, args: argparse.Namespace) -> None:
     from longspan.distributed import is_first
-    from longspan.runs import RunFolder
-    from longspan.training import Interrupted, Strategy
+    from longspan.training import Strategy
 
     before = _metrics(wanted.out)
-    try:
-        folder = wanted.start(reporter(args), Strategy)
-    except Interrupted as stop:
-        if is_first():
-            resume = RunFolder(wanted.out).resume_command
-            print(f"longspan: {stop}; continue with '{resume}'", file=sys.stderr)
-        sys.exit(stop.exit_status)
+    folder = wanted.start(reporter(args), Strategy)
     if not is_first():
         return
     if args.json:

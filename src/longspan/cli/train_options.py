@@ -12,6 +12,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from longspan import recipes
+from longspan.cli import ranks
 from longspan.cli.overrides import changed, split_overrides
 from longspan.cli.paths import check_parent, expanded
 from longspan.cli.plugin_option import add_plugin_option
@@ -23,7 +24,7 @@ from longspan.files import free_folder
 if TYPE_CHECKING:
     from longspan.runs import RunFolder
     from longspan.runs.init import Init
-    from longspan.training import Reporter, Strategy
+    from longspan.training import Interrupted, Reporter, Strategy
 
 
 def add_options(parser: argparse.ArgumentParser, default: str) -> None:
@@ -99,13 +100,27 @@ class Wanted:
     resumes: bool
 
     def start(self, reporter: Reporter, strategy: type[Strategy]) -> RunFolder:
-        """Train or resume."""
-        from longspan.training import resume, train
+        """Train or resume. A signal that stopped the training ends the program, with a line that says so."""
+        from longspan.training import Interrupted, resume, train
 
-        if self.resumes:
-            return resume(self.out, self.config, init=self.init, reporter=reporter, strategy=strategy)
-        assert self.config is not None
-        return train(self.config, self.out, init=self.init, reporter=reporter, strategy=strategy)
+        try:
+            if self.resumes:
+                return resume(self.out, self.config, init=self.init, reporter=reporter, strategy=strategy)
+            assert self.config is not None
+            return train(self.config, self.out, init=self.init, reporter=reporter, strategy=strategy)
+        except Interrupted as stop:
+            self._say_how_to_continue(stop)
+            sys.exit(stop.exit_status)
+
+    def _say_how_to_continue(self, stop: Interrupted) -> None:
+        from longspan.runs import RunFolder
+
+        ranks.wait_for_first()
+        if ranks.rank() == 0:
+            command = RunFolder(self.out).resume_command
+            if ranks.several():
+                command = f"torchrun ... -m {command}"
+            print(f"longspan: {stop}; continue with '{command}'", file=sys.stderr)
 
 
 def wanted(args: argparse.Namespace) -> Wanted:

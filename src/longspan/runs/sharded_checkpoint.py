@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Mapping
 from concurrent import futures
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,9 @@ __all__ = ["ShardedWriter", "load"]
 class ShardedWriter:
     """Writes the checkpoints of a run in the background. Every rank has one, and makes the same calls."""
 
-    def __init__(self) -> None:
-        self._group = dist.new_group(backend="gloo")  # of its own: the thread never delays the training
+    def __init__(self, timeout_seconds: float) -> None:
+        # A group of its own: the thread never delays the training.
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
         self._writer = distributed.text_from_first(new_writer())
         self._saves = 0
         self._copies = _Copies()
@@ -68,10 +70,13 @@ class ShardedWriter:
         assert isinstance(running, futures.Future)
         self._running = path, partial, running
 
-    def wait(self) -> None:
-        """Wait until the last save is in place. If it failed on one rank, all ranks raise `UserError`."""
+    def wait(self) -> bool:
+        """Wait until the last save is in place; false if there is none since the last call.
+
+        If it failed on one rank, all ranks raise `UserError`.
+        """
         if self._running is None:
-            return
+            return False
         path, partial, running = self._running
         futures.wait([running])  # if a signal interrupts it, the save still counts as running
         self._running = None
@@ -86,6 +91,7 @@ class ShardedWriter:
             where = f" (rank {rank})" if distributed.size() > 1 else ""
             said = cause.strerror or cause
             raise UserError(f"could not write the checkpoint {path}: {said}{where}") from None
+        return True
 
 
 class _Copies(BlockingAsyncStager):

@@ -27,21 +27,21 @@ class CheckpointWriter:
         if sharded or distributed.size() > 1:
             from longspan.runs.sharded_checkpoint import ShardedWriter  # takes long to import
 
-            self._shards = ShardedWriter()
+            self._shards = ShardedWriter(folder.config.training.timeout_seconds)
 
     def save(
         self, which: Literal["last", "best"], tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
     ) -> None:
         path = self._folder.checkpoint(which)
         keep = self._folder.config.training.keep_checkpoints if which == "last" else 1
+        self.wait()
         if self._shards is not None:
             self._shards.save(path, tensors, facts, keep)
         else:
             checkpoint.save(path, tensors, facts, keep)
-        if distributed.is_first():
             self._folder.note_saved()
 
     def wait(self) -> None:
         """Until the last checkpoint is complete."""
-        if self._shards is not None:
-            self._shards.wait()
+        if self._shards is not None and self._shards.wait() and distributed.is_first():
+            self._folder.note_saved()

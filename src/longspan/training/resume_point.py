@@ -36,6 +36,8 @@ def _choose(folder: RunFolder, reporter: Reporter, read: Callable[[Path], Checkp
     weights are the averaged ones. A run that dies before its first regular checkpoint may have nothing else.
     """
     last, best, damage = folder.checkpoint("last"), folder.checkpoint("best"), None
+    if not os.path.lexists(best) and (before := checkpoint.previous(best)):
+        os.replace(before[0], best)  # a writer was killed while it replaced `best`, see `kept`
     bests = (best, *checkpoint.previous(best))
     for source in (last, *checkpoint.previous(last), *bests):
         if not source.exists():

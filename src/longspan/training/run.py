@@ -76,6 +76,7 @@ def train(
         cpu_threads(config.training.threads),
     ):
         out = Path(distributed.text_from_first(str(out)))  # the first free name may differ between ranks
+        _check_lanes(config.training)
         _warn_of_long_warmups(config)
         corpus: TokenizedCorpus | GivenTokens
         if given is None:
@@ -136,7 +137,10 @@ def resume(
         _log(reporter) as log,
         cpu_threads(training.threads),
     ):
-        if (advice := _finished(folder, before)) is not None:
+        _check_lanes(training)
+        # Rank 0 decides, since the others may read while it changes the folder.
+        advice = _finished(folder, before) if distributed.is_first() else None
+        if advice := distributed.text_from_first(advice or ""):
             if before is not None:  # a changed option must not be ignored silently
                 check_resumable("the command", folder.config, 0, fixed_options(before, 0))
             log.say(f"{run} is finished: {advice}")
@@ -246,6 +250,16 @@ def _warn_of_long_warmups(config: RunConfig) -> None:
                 f"{stage.steps:,} steps): the learning rate never reaches {stage.learning_rate:g}",
                 stacklevel=3,
             )
+
+
+def _check_lanes(training: TrainingConfig) -> None:
+    """Raise if the batch cannot be divided over the ranks, before anything is written."""
+    lanes = len(distributed.share(training.batch_size))
+    if training.micro_batches > lanes:
+        raise UserError(
+            f"training.micro_batches is {training.micro_batches}, but each of {distributed.size()} processes "
+            f"has only {lanes} lanes of the batch: lower it, or raise training.batch_size"
+        )
 
 
 def _check_fits(config: RunConfig, corpus: TokenizedCorpus | GivenTokens) -> None:
