@@ -41,7 +41,8 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "--data",
         metavar="CORPUS",
-        help="a file, which is scored as a whole, a folder or a named corpus (default: the run's own corpus)",
+        help="a file or - (standard input), which is scored as a whole; a folder, a glob or a named corpus "
+        "(default: the run's own corpus)",
     )
     parser.add_argument(
         "--split",
@@ -97,7 +98,9 @@ def run(args: argparse.Namespace) -> None:
     if split == WHOLE and corpora.anchored(corpus) == corpora.anchored(lm.config.data.corpus):
         say(f"longspan: the model was trained on a part of {corpus}: --split test scores only held-out text")
     data = lm.config.data
-    token_file = held_out(corpus, split, lm.tokenizer, data.tokenizer, say, binary=data.binary)
+    token_file = held_out(
+        corpus, split, lm.tokenizer, data.tokenizer, say, binary=data.binary, field=data.field
+    )
     with _progress() as progress:
         score = evaluate(
             lm.model,

@@ -49,12 +49,23 @@ class TokenizerConfig:
 class DataConfig:
     """A corpus and its tokenizer."""
 
-    corpus: str = option("python", help="a named corpus (see 'longspan data list'), a text file or a folder")
+    corpus: str = option(
+        "python",
+        help="a named corpus (see 'longspan data list'), a text file or a folder, a glob such as "
+        "'texts/*.txt', files separated by commas, or - for standard input",
+    )
+    field: str | None = option(
+        None,
+        help="the field of JSON lines that has the text; for .jsonl files, and for standard input if given "
+        "(default: text)",
+    )
     binary: bool = option(False, help="take any bytes, not only text; for the byte tokenizer")
     tokenizer: TokenizerConfig = chosen_section(
         TokenizerConfig, "kind", TOKENIZERS, help="how text becomes tokens", tag_help="the unit of text"
     )
 
     def __post_init__(self) -> None:
+        if self.binary and self.field is not None:
+            raise ValueError("binary takes bytes as they are: leave out field")
         if self.binary and (self.tokenizer.kind != "byte" or self.tokenizer.lowercase):
             raise ValueError("binary takes bytes as they are: use the byte tokenizer, without lowercase")

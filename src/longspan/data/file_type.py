@@ -39,9 +39,9 @@ def text_file(path: Path) -> Path:
     for magic, open_compressed in _COMPRESSED.items():
         if beginning.startswith(magic):
             copy = _unpacked(path, open_compressed)
-            _check_text(copy, shown=path)
+            check_text(copy, shown=path)
             return copy
-    _check_text(path, shown=path)
+    check_text(path, shown=path)
     return path
 
 
@@ -56,7 +56,8 @@ def is_text(beginning: bytes) -> bool:
     return not hides_text(beginning) and not zeros and controls <= _MOST_CONTROLS * size
 
 
-def _check_text(path: Path, shown: Path) -> None:
+def check_text(path: Path, shown: Path) -> None:
+    """A `UserError` about `shown` if the file at `path` is not text."""
     beginning = _beginning(path)
     if beginning.startswith(_ZSTD):
         raise UserError(f"{shown} is compressed with zstd: unpack it first, with 'zstd -d'")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from longspan.config import DataConfig, TokenizerConfig
-from longspan.data import corpora
+from longspan.data import corpora, json_lines
 from longspan.data.checksums import forget, stamp
 from longspan.data.corpus import SPLITS, Corpus
 from longspan.data.download import Progress
@@ -56,7 +56,9 @@ def prepare(
     """
     check_settings(config.tokenizer)
     try:
-        corpus = corpora.find(config.corpus, progress, binary=config.binary)
+        corpus = corpora.find(config.corpus, progress, binary=config.binary, field=config.field)
+        if config.field is not None and not json_lines.is_made_of(corpus):
+            raise UserError(f"{config.corpus} has no .jsonl files: leave out data.field")
         if tokenizer is not None:
             return tokenize_with(tokenizer, corpus, config.tokenizer, progress)
         return tokenize(corpus, config.tokenizer, progress)

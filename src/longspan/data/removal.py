@@ -13,7 +13,7 @@ from longspan.files import locked, whole_file
 from longspan.home import home
 
 # Caches: made from texts, and made again when they are needed.
-_MADE_AGAIN = ("tokens", "checked", "content", "unpacked")
+_MADE_AGAIN = ("tokens", "checked", "content", "unpacked", "extracted")
 
 
 def remove(name: str) -> tuple[list[Path], int]:
