@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from longspan.data.checksums import stamp
@@ -34,11 +35,13 @@ def text_of(path: Path, field: str | None) -> Path:
     )
     copy = _folder() / f"{path.name.split('.')[0][:40]}-{identity.hexdigest()}"
     if not copy.is_file():
+        texts = _texts(source, field, shown=path)
+        first = next(texts, None)
+        if first is None:
+            raise UserError(f"{path} has no text in the field '{field}'")
         with whole_file(copy) as partial, partial.open("wb") as file:
-            for text in _texts(source, field, shown=path):
+            for text in chain([first], texts):
                 file.write(text if text.endswith(b"\n") else text + b"\n")
-            if file.tell() == 0:
-                raise UserError(f"{path} has no text in the field '{field}'")
     check_text(copy, shown=path)
     return copy
 
