@@ -15,12 +15,15 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 if sys.platform != "win32":
     import fcntl
+
+_held: set[tuple[int, Path]] = set()  # locks by thread and path
 
 
 @contextmanager
@@ -78,23 +81,42 @@ def remove_folder(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[Path]:
     """Keep other processes that use this lock from changing `path`: they wait until the block ends.
 
-    The lock is on a file of its own, since `path` itself is replaced. It stays; the system releases the lock
-    when a process ends.
+    The lock is on a file of its own, which is yielded, since `path` itself is replaced. It stays; the system
+    releases the lock when a process ends. `waiting` is called before it waits. A thread that has the
+    lock already does not wait for itself.
     """
+    held = threading.get_ident(), path
+    if held in _held:
+        yield _lock_file(path)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     # Opened for reading, which is enough for a lock: the file may belong to another user.
     flags = os.O_RDONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    descriptor = os.open(path.with_name(f".{path.name}.lock"), flags, 0o666)
+    descriptor = os.open(_lock_file(path), flags, 0o666)
     try:
         if sys.platform != "win32":
             with suppress(OSError):  # some network file systems have no locks: go on without
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+                _lock(descriptor, waiting)
+        _held.add(held)
+        yield _lock_file(path)
     finally:
+        _held.discard(held)
         os.close(descriptor)
+
+
+def _lock(descriptor: int, waiting: Callable[[], None]) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        waiting()
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def _lock_file(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
 
 
 def free_folder(wanted: Path) -> Path:

@@ -7,8 +7,10 @@ import json
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +83,18 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quie
     identity = fingerprint(corpus, config)
     folder = _folder(corpus, identity)
     found = _open(folder)
-    if found is not None:
-        _warn_of_small_vocabulary(found, config)
-        return found
-    if _remove_incomplete(folder, lambda: _open(folder)):
-        progress(f"{folder} is incomplete: preparing it again")
-    _write(folder, corpus, config, identity, progress)
-    written = _open(folder)
-    assert written is not None
-    _warn_of_small_vocabulary(written, config)
-    return written
+    if found is None:
+        with _alone(folder, corpus, progress):
+            found = _open(folder)  # another process may have made it in the meantime
+            if found is None:
+                if _remove_incomplete(folder, lambda: _open(folder)):
+                    progress(f"{folder} is incomplete: preparing it again")
+                _write(folder, corpus, config, identity, progress)
+                found = _open(folder)
+    if found is None:
+        raise UserError(f"{folder} was removed while it was made: prepare {corpus.name} again")
+    _warn_of_small_vocabulary(found, config)
+    return found
 
 
 def tokenize_with(
@@ -139,18 +143,32 @@ def split_tokens(
         return prepared.splits[split]
     identity = _digest([_VERSION, _content(corpus)[split], corpus.form, wanted])
     folder = _folder(corpus, f"{split}-{identity}")
-    found = _open_split(folder, split, tokenizer.vocabulary_size)
-    if found is not None:
-        return found
-    _remove_incomplete(folder, lambda: _open_split(folder, split, tokenizer.vocabulary_size))
-    progress(f"preparing {corpus.name}: {split}, {corpus.size(split) / 1e6:.1f} MB, {tokenizer.kind} tokens")
-    with whole_folder(folder, first_wins=True) as partial:
-        token_file = write_token_file(partial / f"{split}.tokens", tokenizer, corpus.read(split))
-        (partial / _FACTS).write_text(json.dumps(token_file.facts()) + "\n", encoding="utf-8")
-    written = _open_split(folder, split, tokenizer.vocabulary_size)
-    if written is None:
+    open_split = partial(_open_split, folder, split, tokenizer.vocabulary_size)
+    found = open_split()
+    if found is None:
+        with _alone(folder, corpus, progress):
+            found = open_split()
+            if found is None:
+                _remove_incomplete(folder, open_split)
+                _write_split(folder, corpus, split, tokenizer, progress)
+                found = open_split()
+    if found is None:
         raise UserError(f"the {split} split of {corpus.name} has no tokens: it needs more than white space")
-    return written
+    return found
+
+
+@contextmanager
+def _alone(folder: Path, corpus: Corpus, progress: Progress) -> Iterator[None]:
+    """Other processes that need the same folder wait, and then find it.
+
+    This only saves work: on a file system without locks all make it, and the first whole one is kept.
+    """
+    with locked(folder, lambda: progress(f"waiting for another process that prepares {corpus.name}")) as lock:
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                lock.unlink()
 
 
 def _check_form(corpus: Corpus, kind: str) -> None:
@@ -209,26 +227,45 @@ def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, identity: str,
         _PROGRESS_SECONDS, lambda seconds: progress(f"preparing {corpus.name}: {now}, {seconds:.0f} s")
     ):
         tokenizer = fit_tokenizer(config, corpus)
-        with whole_folder(folder, first_wins=True) as partial:
-            tokenizer.save(partial / "tokenizer")
-            facts = {}
+        with whole_folder(folder, first_wins=True) as unfinished:
+            tokenizer.save(unfinished / "tokenizer")
+            token_files = {}
             for split in SPLITS:
                 now = f"encoding {split}"
-                token_file = write_token_file(partial / f"{split}.tokens", tokenizer, corpus.read(split))
+                token_file = write_token_file(unfinished / f"{split}.tokens", tokenizer, corpus.read(split))
                 if len(token_file) == 0:
                     raise UserError(
                         f"the {split} split of {corpus.name} has no tokens: it needs more than white space"
                     )
-                facts[split] = token_file.facts()
+                token_files[split] = token_file
                 progress(f"preparing {corpus.name}: {split} has {len(token_file):,} tokens")
             about = {
                 "name": corpus.name,
                 "fingerprint": identity,
                 "settings": asdict(config),
-                "splits": facts,
+                "splits": {split: token_file.facts() for split, token_file in token_files.items()},
             }
-            about["checksum"] = _digest([about, _hashes(partial / "tokenizer")])
-            (partial / _FACTS).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+            about["checksum"] = _digest([about, _hashes(unfinished / "tokenizer")])
+            (unfinished / _FACTS).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+            written = unfinished.stat().st_ino
+    _remember(folder, written, token_files.values())
+
+
+def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer, progress: Progress) -> None:
+    progress(f"preparing {corpus.name}: {split}, {corpus.size(split) / 1e6:.1f} MB, {tokenizer.kind} tokens")
+    with whole_folder(folder, first_wins=True) as unfinished:
+        token_file = write_token_file(unfinished / f"{split}.tokens", tokenizer, corpus.read(split))
+        (unfinished / _FACTS).write_text(json.dumps(token_file.facts()) + "\n", encoding="utf-8")
+        written = unfinished.stat().st_ino
+    _remember(folder, written, [token_file])
+
+
+def _remember(folder: Path, written: int, token_files: Iterable[TokenFile]) -> None:
+    """Token files that this process wrote need not be read to be checked, if its folder is the one kept."""
+    with suppress(OSError):
+        if folder.stat().st_ino == written:
+            for token_file in token_files:
+                replace(token_file, path=folder / token_file.path.name).remember()
 
 
 def _open(folder: Path) -> TokenizedCorpus | None:
@@ -295,8 +332,8 @@ def _content(corpus: Corpus) -> dict[str, str]:
         for chunk in corpus.read(split):
             digest.update(chunk)
         content[split] = digest.hexdigest()
-    with whole_file(remembered) as partial:
-        partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    with whole_file(remembered) as unfinished:
+        unfinished.write_text(json.dumps(content) + "\n", encoding="utf-8")
     return content
 
 
