@@ -30,6 +30,7 @@ MISTAKES = [
     failure("data info text.txt --field text", "leave out data.field"),
     failure("train tiny.toml --out new --data 'nowhere/*.txt'", "no file matches"),
     usage("data info text.txt --binary --field text", "leave out field"),
+    *(usage(f"data info text.txt --processes={number}", "processes must be") for number in (0, -1, 99999)),
     failure("data info line.txt --tokenizer bpe --vocabulary-size 300", "line.txt|text"),
     failure("data info circle.txt", "circle.txt"),
     failure("data info 'empty folder'", "empty folder"),

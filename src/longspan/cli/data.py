@@ -60,6 +60,12 @@ def register(subparsers: Any) -> None:
         action="store_true",
         help="read every byte of the text and the token files again, even if nothing seems to have changed",
     )
+    action.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="processes that turn text into tokens (default: the usable cores; small texts: 1)",
+    )
     action.add_argument("--json", action="store_true", help="print one JSON object")
     add_tokenizer_options(action, default="byte")
     add_plugin_option(action)
@@ -115,8 +121,9 @@ def info(args: argparse.Namespace) -> None:
     if args.verify:
         forget_checks()
     table = {"corpus": args.corpus, "binary": args.binary, "tokenizer": tokenizer_table(args)}
-    if args.field is not None:
-        table["field"] = args.field
+    for name in ("field", "processes"):
+        if getattr(args, name) is not None:
+            table[name] = getattr(args, name)
     with usage_errors():
         config = schema.read(DataConfig, table)
         check_settings(config.tokenizer)

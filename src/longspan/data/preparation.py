@@ -17,9 +17,10 @@ from typing import Any
 from longspan.config import DataConfig, TokenizerConfig
 from longspan.data import corpora, json_lines
 from longspan.data.checksums import forget, stamp
-from longspan.data.corpus import SPLITS, Corpus
+from longspan.data.corpus import CHUNK_BYTES, SPLITS, Corpus
 from longspan.data.download import Progress
-from longspan.data.token_file import TokenFile, write_token_file
+from longspan.data.encoding import encoder
+from longspan.data.token_file import Encoder, TokenFile, write_token_file
 from longspan.data.tokenizers import Tokenizer, check_settings, fit_tokenizer, load_tokenizer
 from longspan.data.tokenizers.fitting import every_nth
 from longspan.errors import UserError
@@ -62,8 +63,8 @@ def prepare(
         if config.field is not None and not json_lines.is_made_of(corpus):
             raise UserError(f"{config.corpus} has no .jsonl files: leave out data.field")
         if tokenizer is not None:
-            return tokenize_with(tokenizer, corpus, config.tokenizer, progress)
-        return tokenize(corpus, config.tokenizer, progress)
+            return tokenize_with(tokenizer, corpus, config.tokenizer, progress, config.processes)
+        return tokenize(corpus, config.tokenizer, progress, config.processes)
     except OSError as problem:  # an unreadable file, a full disk
         reason = problem.strerror or str(problem)
         place = f" ({problem.filename})" if problem.filename else ""
@@ -76,7 +77,9 @@ def forget_checks() -> None:
     shutil.rmtree(_contents(), ignore_errors=True)
 
 
-def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quiet) -> TokenizedCorpus:
+def tokenize(
+    corpus: Corpus, config: TokenizerConfig, progress: Progress = _quiet, processes: int | None = None
+) -> TokenizedCorpus:
     """The same for a `Corpus`."""
     _check_form(corpus, config.kind)
     _check_not_empty(corpus)
@@ -89,7 +92,7 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quie
             if found is None:
                 if _remove_incomplete(folder, lambda: _open(folder)):
                     progress(f"{folder} is incomplete: preparing it again")
-                _write(folder, corpus, config, identity, progress)
+                _write(folder, corpus, config, identity, progress, processes)
                 found = _open(folder)
     if found is None:
         raise UserError(f"{folder} was removed while it was made: prepare {corpus.name} again")
@@ -98,12 +101,18 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quie
 
 
 def tokenize_with(
-    tokenizer: Tokenizer, corpus: Corpus, config: TokenizerConfig, progress: Progress = _quiet
+    tokenizer: Tokenizer,
+    corpus: Corpus,
+    config: TokenizerConfig,
+    progress: Progress = _quiet,
+    processes: int | None = None,
 ) -> TokenizedCorpus:
     """A corpus in the tokens of a tokenizer that exists already and was made with the settings `config`."""
     _check_not_empty(corpus)
     try:
-        splits = {split: split_tokens(corpus, split, tokenizer, config, progress) for split in SPLITS}
+        splits = {
+            split: split_tokens(corpus, split, tokenizer, config, progress, processes) for split in SPLITS
+        }
     except UserError as problem:
         raise UserError(
             f"{corpus.name} cannot be read with the vocabulary of the initial weights: {problem}"
@@ -129,7 +138,12 @@ def _warn_of_small_vocabulary(corpus: TokenizedCorpus, config: TokenizerConfig) 
 
 
 def split_tokens(
-    corpus: Corpus, split: str, tokenizer: Tokenizer, config: TokenizerConfig, progress: Progress = _quiet
+    corpus: Corpus,
+    split: str,
+    tokenizer: Tokenizer,
+    config: TokenizerConfig,
+    progress: Progress = _quiet,
+    processes: int | None = None,
 ) -> TokenFile:
     """One split in the tokens of a tokenizer that exists already: found if it was made before, else made now.
 
@@ -150,7 +164,7 @@ def split_tokens(
             found = open_split()
             if found is None:
                 _remove_incomplete(folder, open_split)
-                _write_split(folder, corpus, split, tokenizer, progress)
+                _write_split(folder, corpus, split, tokenizer, progress, processes)
                 found = open_split()
     if found is None:
         raise UserError(f"the {split} split of {corpus.name} has no tokens: it needs more than white space")
@@ -219,45 +233,88 @@ def _folder(corpus: Corpus, identity: str) -> Path:
     return home() / "tokens" / f"{corpus.name[:40]}-{identity}"
 
 
-def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, identity: str, progress: Progress) -> None:
+def _write(
+    folder: Path,
+    corpus: Corpus,
+    config: TokenizerConfig,
+    identity: str,
+    progress: Progress,
+    processes: int | None,
+) -> None:
     total = sum(corpus.size(split) for split in SPLITS)
     progress(f"preparing {corpus.name}: {total / 1e6:.1f} MB, {config.kind} tokens")
-    now = f"learning the {config.kind} vocabulary"
-    with every_seconds(
-        _PROGRESS_SECONDS, lambda seconds: progress(f"preparing {corpus.name}: {now}, {seconds:.0f} s")
-    ):
+    with _telling(progress, corpus, f"learning the {config.kind} vocabulary"):
         tokenizer = fit_tokenizer(config, corpus)
-        with whole_folder(folder, first_wins=True) as unfinished:
-            tokenizer.save(unfinished / "tokenizer")
-            token_files = {}
-            for split in SPLITS:
-                now = f"encoding {split}"
-                token_file = write_token_file(unfinished / f"{split}.tokens", tokenizer, corpus.read(split))
-                if len(token_file) == 0:
-                    raise UserError(
-                        f"the {split} split of {corpus.name} has no tokens: it needs more than white space"
-                    )
-                token_files[split] = token_file
-                progress(f"preparing {corpus.name}: {split} has {len(token_file):,} tokens")
-            about = {
-                "name": corpus.name,
-                "fingerprint": identity,
-                "settings": asdict(config),
-                "splits": {split: token_file.facts() for split, token_file in token_files.items()},
-            }
-            about["checksum"] = _digest([about, _hashes(unfinished / "tokenizer")])
-            (unfinished / _FACTS).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-            written = unfinished.stat().st_ino
+    with (
+        whole_folder(folder, first_wins=True) as unfinished,
+        encoder(tokenizer, total, processes) as encoding,
+    ):
+        tokenizer.save(unfinished / "tokenizer")
+        token_files = {}
+        for split in SPLITS:
+            token_file = _encoded(unfinished, corpus, split, encoding, progress)
+            if len(token_file) == 0:
+                raise UserError(
+                    f"the {split} split of {corpus.name} has no tokens: it needs more than white space"
+                )
+            token_files[split] = token_file
+            progress(f"preparing {corpus.name}: {split} has {len(token_file):,} tokens")
+        about = {
+            "name": corpus.name,
+            "fingerprint": identity,
+            "settings": asdict(config),
+            "splits": {split: token_file.facts() for split, token_file in token_files.items()},
+        }
+        about["checksum"] = _digest([about, _hashes(unfinished / "tokenizer")])
+        (unfinished / _FACTS).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        written = unfinished.stat().st_ino
     _remember(folder, written, token_files.values())
 
 
-def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer, progress: Progress) -> None:
+def _write_split(
+    folder: Path,
+    corpus: Corpus,
+    split: str,
+    tokenizer: Tokenizer,
+    progress: Progress,
+    processes: int | None,
+) -> None:
     progress(f"preparing {corpus.name}: {split}, {corpus.size(split) / 1e6:.1f} MB, {tokenizer.kind} tokens")
-    with whole_folder(folder, first_wins=True) as unfinished:
-        token_file = write_token_file(unfinished / f"{split}.tokens", tokenizer, corpus.read(split))
+    size = corpus.size(split)
+    with whole_folder(folder, first_wins=True) as unfinished, encoder(tokenizer, size, processes) as encoding:
+        token_file = _encoded(unfinished, corpus, split, encoding, progress)
         (unfinished / _FACTS).write_text(json.dumps(token_file.facts()) + "\n", encoding="utf-8")
         written = unfinished.stat().st_ino
     _remember(folder, written, [token_file])
+
+
+def _encoded(folder: Path, corpus: Corpus, split: str, encoding: Encoder, progress: Progress) -> TokenFile:
+    """Write the token file of a split."""
+    total, done = corpus.size(split), 0
+
+    def followed() -> Iterator[bytes]:
+        nonlocal done
+        for chunk in corpus.read(split):
+            done += len(chunk)
+            yield chunk
+
+    def so_far() -> str:
+        share = f", {done / 1e6:,.0f} of {total / 1e6:,.0f} MB" if total > CHUNK_BYTES else ""
+        return f"encoding {split}{share}"
+
+    with _telling(progress, corpus, so_far):
+        return write_token_file(folder / f"{split}.tokens", encoding, followed())
+
+
+@contextmanager
+def _telling(progress: Progress, corpus: Corpus, what: str | Callable[[], str]) -> Iterator[None]:
+    """Say every few seconds what is going on."""
+
+    def tell(seconds: float) -> None:
+        progress(f"preparing {corpus.name}: {what if isinstance(what, str) else what()}, {seconds:.0f} s")
+
+    with every_seconds(_PROGRESS_SECONDS, tell):
+        yield
 
 
 def _remember(folder: Path, written: int, token_files: Iterable[TokenFile]) -> None:

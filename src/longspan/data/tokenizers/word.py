@@ -10,12 +10,12 @@ import numpy as np
 
 from longspan.config import TokenizerConfig
 from longspan.data.corpus import Corpus
-from longspan.data.text import decoded, readable, whole_lines
-from longspan.data.tokenizers.interface import Ids, Tokenizer, TokenStream, lacking
+from longspan.data.text import decoded, readable
+from longspan.data.tokenizers.interface import Ids, TextTokenizer, TokenStream, lacking
 from longspan.data.tokenizers.vocabulary import EOS, UNKNOWN, count_words, in_order, words_of
 
 
-class WordTokenizer(Tokenizer):
+class WordTokenizer(TextTokenizer):
     """A token is a word. With `unknown`, words outside the vocabulary are `<unk>`; without, an error."""
 
     form = "word"
@@ -58,13 +58,13 @@ class WordTokenizer(Tokenizer):
         except KeyError:
             raise lacking("words", (word for word in words if word not in self._ids)) from None
 
-    def encode_split(self, chunks: Iterable[bytes]) -> Iterator[Ids]:
+    def texts(self, chunks: Iterable[bytes]) -> Iterator[str]:
         ended = True
-        for text in whole_lines(decoded(chunks)):
-            yield self.encode(text)
+        for text in super().texts(chunks):
+            yield text
             ended = text.endswith("\n")
         if not ended:
-            yield self.encode("\n")
+            yield "\n"
 
     def pieces(self) -> list[bytes]:
         return [
