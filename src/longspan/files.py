@@ -107,6 +107,21 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[P
         os.close(descriptor)
 
 
+@contextmanager
+def alone(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """For making `path`, which appears as a whole: other processes wait, and then find it.
+
+    This only saves work. On a file system without locks all make it, and one whole result is kept. So the
+    file of the lock can be removed.
+    """
+    with locked(path, waiting) as lock:
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                lock.unlink()
+
+
 def _lock(descriptor: int, waiting: Callable[[], None]) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

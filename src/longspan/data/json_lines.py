@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from longspan.data.checksums import stamp
 from longspan.data.corpus import Corpus
 from longspan.data.file_type import check_text, text_file
 from longspan.errors import UserError
-from longspan.files import whole_file
+from longspan.files import alone, whole_file
 from longspan.home import home
 
 FIELD = "text"  # unless another one is asked for
@@ -39,11 +39,17 @@ def text_of(path: Path, field: str | None) -> Path:
         first = next(texts, None)
         if first is None:
             raise UserError(f"{path} has no text in the field '{field}'")
-        with whole_file(copy) as partial, partial.open("wb") as file:
-            for text in chain([first], texts):
-                file.write(text if text.endswith(b"\n") else text + b"\n")
+        with alone(copy):
+            if not copy.is_file():
+                _write(copy, chain([first], texts))
     check_text(copy, shown=path)
     return copy
+
+
+def _write(path: Path, texts: Iterable[bytes]) -> None:
+    with whole_file(path) as partial, partial.open("wb") as file:
+        for text in texts:
+            file.write(text if text.endswith(b"\n") else text + b"\n")
 
 
 def is_made_of(corpus: Corpus) -> bool:

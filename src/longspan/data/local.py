@@ -12,6 +12,7 @@ from shlex import quote
 from longspan.data import data_bin, json_lines, patterns, splitting
 from longspan.data.corpus import SPLITS, WHOLE, Corpus, Piece
 from longspan.data.file_type import hides_text, is_text, text_file
+from longspan.data.workers import Workers, processes_for
 from longspan.errors import UserError
 
 _NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
@@ -50,7 +51,7 @@ def from_file(path: Path, *, binary: bool = False, field: str | None = None) -> 
     """One text, split by position."""
     if path.stat().st_size == 0:
         raise UserError(f"{path} is empty: there is no text to train on")
-    piece = Piece.whole(_text(path, binary, field))
+    piece = Piece.whole(path if binary else text_of(path, field))
     return Corpus(path.stem, splitting.by_position(str(path), [piece]))
 
 
@@ -68,7 +69,7 @@ def from_pattern(pattern: str, *, binary: bool = False, field: str | None = None
     if not binary and len({json_lines.is_json_lines(path) for path in files}) > 1:
         raise UserError(f"'{pattern}' stands for .jsonl and other files: give only one of the two")
     name = folder.resolve().name or "files"
-    texts = {path: _text(path, binary, field) for path in files}
+    texts = _texts(files, binary, field)
     own_splits = {path.name.split(".")[0]: Piece.whole(text) for path, text in texts.items()}
     if len(files) == len(SPLITS) and set(own_splits) == set(SPLITS):
         return Corpus(name, {split: (own_splits[split],) for split in SPLITS})
@@ -79,7 +80,7 @@ def whole_file(path: Path, *, binary: bool = False, field: str | None = None) ->
     """One text that is not split: its only split is `whole`."""
     if path.stat().st_size == 0:
         raise UserError(f"{path} is empty: there is no text to score")
-    return Corpus(path.stem, {WHOLE: (Piece.whole(_text(path, binary, field)),)})
+    return Corpus(path.stem, {WHOLE: (Piece.whole(path if binary else text_of(path, field)),)})
 
 
 def from_folder(
@@ -102,8 +103,8 @@ def from_folder(
         missing = [path.name for path in own_splits.values() if not path.is_file()]
         if not missing:
             _check_links(folder, own_splits.values(), follow_links)
-            texts = {split: _text(path, binary, field) for split, path in own_splits.items()}
-            return Corpus(name, {split: (Piece.whole(path),) for split, path in texts.items()})
+            texts = _texts(own_splits.values(), binary, field)
+            return Corpus(name, {split: (Piece.whole(texts[path]),) for split, path in own_splits.items()})
         if own_splits["train"].is_file():  # other splits made here could contain train text
             raise UserError(f"{folder} has train{suffix} but no {' or '.join(missing)}: add what is missing")
     files, hidden = list[Path](), list[Path]()
@@ -126,7 +127,7 @@ def from_folder(
         raise UserError(f"{folder} has no text files (links to folders are not followed)")
     of_json = [path for path in files if json_lines.is_json_lines(path)]
     if len(of_json) == len(files):
-        return Corpus(name, splitting.by_file(folder, {path: _text(path, binary, field) for path in files}))
+        return Corpus(name, splitting.by_file(folder, _texts(files, binary, field)))
     if of_json and not binary:
         warnings.warn(
             f"{len(of_json)} .jsonl files in {folder} are read as plain text, since there are other files: "
@@ -136,11 +137,22 @@ def from_folder(
     return Corpus(name, splitting.by_file(folder, _as_they_are(files)))
 
 
-def _text(path: Path, binary: bool, field: str | None) -> Path:
+def text_of(path: Path, field: str | None) -> Path:
     """The file with the text of a file: itself, or a copy that was unpacked or extracted."""
-    if binary:
-        return path
     return json_lines.text_of(path, field) if json_lines.is_json_lines(path) else text_file(path)
+
+
+def _texts(paths: Iterable[Path], binary: bool, field: str | None) -> dict[Path, Path]:
+    """The same for several files; with `binary`, themselves."""
+    files = list(paths)
+    if binary:
+        return _as_they_are(files)
+    processes = min(len(files), processes_for(sum(path.stat().st_size for path in files)))
+    if processes == 1:
+        return {path: text_of(path, field) for path in files}
+    with Workers("text-file", processes, field=field) as workers:
+        texts = [Path(os.fsdecode(text)) for text in workers.map(map(os.fsencode, files))]
+    return dict(zip(files, texts, strict=True))
 
 
 def _as_they_are(files: Iterable[Path]) -> dict[Path, Path]:

@@ -23,8 +23,9 @@ from longspan.data.encoding import encoder
 from longspan.data.token_file import Encoder, TokenFile, write_token_file
 from longspan.data.tokenizers import Tokenizer, check_settings, fit_tokenizer, load_tokenizer
 from longspan.data.tokenizers.fitting import every_nth
+from longspan.data.workers import use_processes
 from longspan.errors import UserError
-from longspan.files import locked, remove_folder, whole_file, whole_folder
+from longspan.files import alone, locked, remove_folder, whole_file, whole_folder
 from longspan.home import home
 from longspan.progress import every_seconds
 
@@ -59,16 +60,21 @@ def prepare(
     """
     check_settings(config.tokenizer)
     try:
-        corpus = corpora.find(config.corpus, progress, binary=config.binary, field=config.field)
-        if config.field is not None and not json_lines.is_made_of(corpus):
-            raise UserError(f"{config.corpus} has no .jsonl files: leave out data.field")
-        if tokenizer is not None:
-            return tokenize_with(tokenizer, corpus, config.tokenizer, progress, config.processes)
-        return tokenize(corpus, config.tokenizer, progress, config.processes)
+        with use_processes(config.processes):
+            return _prepare(config, progress, tokenizer)
     except OSError as problem:  # an unreadable file, a full disk
         reason = problem.strerror or str(problem)
         place = f" ({problem.filename})" if problem.filename else ""
         raise UserError(f"could not prepare {config.corpus}: {reason}{place}") from None
+
+
+def _prepare(config: DataConfig, progress: Progress, tokenizer: Tokenizer | None) -> TokenizedCorpus:
+    corpus = corpora.find(config.corpus, progress, binary=config.binary, field=config.field)
+    if config.field is not None and not json_lines.is_made_of(corpus):
+        raise UserError(f"{config.corpus} has no .jsonl files: leave out data.field")
+    if tokenizer is not None:
+        return tokenize_with(tokenizer, corpus, config.tokenizer, progress)
+    return tokenize(corpus, config.tokenizer, progress)
 
 
 def forget_checks() -> None:
@@ -77,9 +83,7 @@ def forget_checks() -> None:
     shutil.rmtree(_contents(), ignore_errors=True)
 
 
-def tokenize(
-    corpus: Corpus, config: TokenizerConfig, progress: Progress = _quiet, processes: int | None = None
-) -> TokenizedCorpus:
+def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quiet) -> TokenizedCorpus:
     """The same for a `Corpus`."""
     _check_form(corpus, config.kind)
     _check_not_empty(corpus)
@@ -87,12 +91,12 @@ def tokenize(
     folder = _folder(corpus, identity)
     found = _open(folder)
     if found is None:
-        with _alone(folder, corpus, progress):
+        with alone(folder, partial(_wait, corpus, progress)):
             found = _open(folder)  # another process may have made it in the meantime
             if found is None:
                 if _remove_incomplete(folder, lambda: _open(folder)):
                     progress(f"{folder} is incomplete: preparing it again")
-                _write(folder, corpus, config, identity, progress, processes)
+                _write(folder, corpus, config, identity, progress)
                 found = _open(folder)
     if found is None:
         raise UserError(f"{folder} was removed while it was made: prepare {corpus.name} again")
@@ -101,18 +105,12 @@ def tokenize(
 
 
 def tokenize_with(
-    tokenizer: Tokenizer,
-    corpus: Corpus,
-    config: TokenizerConfig,
-    progress: Progress = _quiet,
-    processes: int | None = None,
+    tokenizer: Tokenizer, corpus: Corpus, config: TokenizerConfig, progress: Progress = _quiet
 ) -> TokenizedCorpus:
     """A corpus in the tokens of a tokenizer that exists already and was made with the settings `config`."""
     _check_not_empty(corpus)
     try:
-        splits = {
-            split: split_tokens(corpus, split, tokenizer, config, progress, processes) for split in SPLITS
-        }
+        splits = {split: split_tokens(corpus, split, tokenizer, config, progress) for split in SPLITS}
     except UserError as problem:
         raise UserError(
             f"{corpus.name} cannot be read with the vocabulary of the initial weights: {problem}"
@@ -138,12 +136,7 @@ def _warn_of_small_vocabulary(corpus: TokenizedCorpus, config: TokenizerConfig) 
 
 
 def split_tokens(
-    corpus: Corpus,
-    split: str,
-    tokenizer: Tokenizer,
-    config: TokenizerConfig,
-    progress: Progress = _quiet,
-    processes: int | None = None,
+    corpus: Corpus, split: str, tokenizer: Tokenizer, config: TokenizerConfig, progress: Progress = _quiet
 ) -> TokenFile:
     """One split in the tokens of a tokenizer that exists already: found if it was made before, else made now.
 
@@ -160,29 +153,19 @@ def split_tokens(
     open_split = partial(_open_split, folder, split, tokenizer.vocabulary_size)
     found = open_split()
     if found is None:
-        with _alone(folder, corpus, progress):
+        with alone(folder, partial(_wait, corpus, progress)):
             found = open_split()
             if found is None:
                 _remove_incomplete(folder, open_split)
-                _write_split(folder, corpus, split, tokenizer, progress, processes)
+                _write_split(folder, corpus, split, tokenizer, progress)
                 found = open_split()
     if found is None:
         raise UserError(f"the {split} split of {corpus.name} has no tokens: it needs more than white space")
     return found
 
 
-@contextmanager
-def _alone(folder: Path, corpus: Corpus, progress: Progress) -> Iterator[None]:
-    """Other processes that need the same folder wait, and then find it.
-
-    This only saves work: on a file system without locks all make it, and the first whole one is kept.
-    """
-    with locked(folder, lambda: progress(f"waiting for another process that prepares {corpus.name}")) as lock:
-        try:
-            yield
-        finally:
-            with suppress(OSError):
-                lock.unlink()
+def _wait(corpus: Corpus, progress: Progress) -> None:
+    progress(f"waiting for another process that prepares {corpus.name}")
 
 
 def _check_form(corpus: Corpus, kind: str) -> None:
@@ -233,21 +216,14 @@ def _folder(corpus: Corpus, identity: str) -> Path:
     return home() / "tokens" / f"{corpus.name[:40]}-{identity}"
 
 
-def _write(
-    folder: Path,
-    corpus: Corpus,
-    config: TokenizerConfig,
-    identity: str,
-    progress: Progress,
-    processes: int | None,
-) -> None:
+def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, identity: str, progress: Progress) -> None:
     total = sum(corpus.size(split) for split in SPLITS)
     progress(f"preparing {corpus.name}: {total / 1e6:.1f} MB, {config.kind} tokens")
     with _telling(progress, corpus, f"learning the {config.kind} vocabulary"):
         tokenizer = fit_tokenizer(config, corpus)
     with (
         whole_folder(folder, first_wins=True) as unfinished,
-        encoder(tokenizer, total, processes) as encoding,
+        encoder(tokenizer, total) as encoding,
     ):
         tokenizer.save(unfinished / "tokenizer")
         token_files = {}
@@ -271,17 +247,10 @@ def _write(
     _remember(folder, written, token_files.values())
 
 
-def _write_split(
-    folder: Path,
-    corpus: Corpus,
-    split: str,
-    tokenizer: Tokenizer,
-    progress: Progress,
-    processes: int | None,
-) -> None:
+def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer, progress: Progress) -> None:
     progress(f"preparing {corpus.name}: {split}, {corpus.size(split) / 1e6:.1f} MB, {tokenizer.kind} tokens")
     size = corpus.size(split)
-    with whole_folder(folder, first_wins=True) as unfinished, encoder(tokenizer, size, processes) as encoding:
+    with whole_folder(folder, first_wins=True) as unfinished, encoder(tokenizer, size) as encoding:
         token_file = _encoded(unfinished, corpus, split, encoding, progress)
         (unfinished / _FACTS).write_text(json.dumps(token_file.facts()) + "\n", encoding="utf-8")
         written = unfinished.stat().st_ino

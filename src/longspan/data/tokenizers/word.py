@@ -34,7 +34,8 @@ class WordTokenizer(TextTokenizer):
     @staticmethod
     def fit(config: TokenizerConfig, corpus: Corpus) -> WordTokenizer:
         """The words of the train split, and always `<unk>`, since held-out text may need it."""
-        counts = count_words(decoded(corpus.read("train"), lowercase=config.lowercase))
+        texts = decoded(corpus.read("train"), lowercase=config.lowercase)
+        counts = count_words(texts, corpus.size("train"))
         counts.setdefault(EOS, 0)
         counts.setdefault(UNKNOWN, 0)
         if config.vocabulary_size is not None:

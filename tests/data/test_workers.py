@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import signal
 import subprocess
@@ -13,13 +15,15 @@ from pathlib import Path
 import pytest
 
 from longspan.config import DataConfig, TokenizerConfig
-from longspan.data import encoding, preparation, prepare
+from longspan.data import corpora, preparation, prepare
 from longspan.data.corpus import CHUNK_BYTES, SPLITS, Corpus
 from longspan.data.encoding import encoder
 from longspan.data.token_file import write_token_file
 from longspan.data.tokenizers import fit_tokenizer
 from longspan.data.tokenizers.byte import ByteTokenizer
+from longspan.data.tokenizers.vocabulary import count_words, in_order
 from longspan.data.tokenizers.word import WordTokenizer
+from longspan.data.workers import Workers, processes_for, use_processes
 from longspan.errors import UserError
 from tests.data.corpora import corpus_of
 
@@ -52,7 +56,7 @@ def chunks_of(text: bytes, size: int = 1000) -> list[bytes]:
 def test_two_processes_write_the_same_bytes_as_one(tmp_path, config):
     train = b"\n".join(TEXTS.values())
     tokenizer = fit_tokenizer(config, corpus_of(tmp_path / "corpus", train=train))
-    with encoder(tokenizer, 0, 2) as both:
+    with use_processes(2), encoder(tokenizer, 0) as both:
         assert both is not tokenizer
         for name, text in TEXTS.items():
             alone = write_token_file(tmp_path / f"{name} 1", tokenizer, chunks_of(text))
@@ -83,7 +87,7 @@ def test_a_mistake_in_the_text_is_the_first_one_and_the_same_line(tmp_path):
     text = b"a a\n" * 100 + b"b\n" + b"a a\n" * 100 + b"c\n"
     said = []
     for processes in (1, 2):
-        with encoder(tokenizer, 0, processes) as encoding, pytest.raises(UserError) as caught:
+        with use_processes(processes), encoder(tokenizer, 0) as encoding, pytest.raises(UserError) as caught:
             write_token_file(tmp_path / f"{processes}", encoding, chunks_of(text, 40))
         said.append(str(caught.value))
     assert said[0] == said[1]
@@ -91,38 +95,68 @@ def test_a_mistake_in_the_text_is_the_first_one_and_the_same_line(tmp_path):
 
 
 def test_a_process_that_is_killed_is_one_clear_line():
-    with encoder(WordTokenizer(["a", "<eos>", "<unk>"]), 0, 2) as encoding:
-        encoding._children[1]._process.kill()
-        with pytest.raises(UserError, match=r"a process that encodes text was stopped: .*data.processes"):
-            list(encoding.encode_split([b"a\n"] * 10))
+    with Workers("count-words", 2) as workers:
+        workers._children[1]._process.kill()
+        with pytest.raises(UserError, match=r"a process that prepares text was stopped: .*data.processes"):
+            list(workers.map([b"a\n"] * 10))
 
 
 @pytest.mark.parametrize(
     ("num_bytes", "processes", "used"),
     [
-        (CHUNK_BYTES, None, None),  # small texts stay in this process
+        (0, None, 1),
+        (CHUNK_BYTES, None, 1),  # small texts stay in this process
         (5 * CHUNK_BYTES, None, 2),
         (100 * CHUNK_BYTES, None, 4),  # the usable cores
         (CHUNK_BYTES, 3, 3),
-        (100 * CHUNK_BYTES, 1, None),
+        (100 * CHUNK_BYTES, 1, 1),
     ],
 )
 def test_how_many_processes(monkeypatch, num_bytes, processes, used):
-    class Counting:
-        def __init__(self, tokenizer: object, folder: Path, processes: int) -> None:
-            self.processes = processes
+    monkeypatch.setattr("longspan.data.workers.usable_cores", lambda: 4)
+    with use_processes(processes):
+        assert processes_for(num_bytes) == used
 
-        def close(self) -> None:
-            pass
 
-    monkeypatch.setattr(encoding, "usable_cores", lambda: 4)
-    monkeypatch.setattr(encoding, "_Encoders", Counting)
-    with encoder(WordTokenizer(["<unk>"]), num_bytes, processes) as found:
-        assert getattr(found, "processes", None) == used
+def test_bytes_and_tokenizers_of_plugins_are_encoded_here():
     own = type("Own", (WordTokenizer,), {"__module__": "a_plugin"})(["<unk>"])
-    for other in (ByteTokenizer(), own):
-        with encoder(other, num_bytes, processes) as found:
-            assert found is other
+    for tokenizer in (ByteTokenizer(), own):
+        with use_processes(2), encoder(tokenizer, 0) as found:
+            assert found is tokenizer
+
+
+@pytest.mark.parametrize("order", ["frequency", "first-seen", "sorted"])
+def test_words_are_counted_by_processes_as_by_one(order):
+    texts = [text.decode("utf-8", "surrogateescape") for text in chunks_of(TEXTS["no end"], 300)]
+    alone = count_words(texts)
+    with use_processes(2):
+        together = count_words(texts)
+    assert list(together.items()) == list(alone.items())
+    assert in_order(together, order) == in_order(alone, order)
+
+
+def test_files_are_unpacked_and_extracted_by_processes_as_by_one(tmp_path, monkeypatch):
+    for number in range(30):
+        content = "".join(json.dumps({"text": f"text {number} {line}"}) + "\n" for line in range(3))
+        (tmp_path / f"{number}.jsonl.gz").write_bytes(gzip.compress(content.encode()))
+    found = []
+    for processes in (1, 2):
+        monkeypatch.setenv("LONGSPAN_HOME", str(tmp_path / f"home-{processes}"))
+        with use_processes(processes):
+            corpus = corpora.find(f"{tmp_path}/*.jsonl.gz", print)
+        found.append({split: b"".join(corpus.read(split)) for split in SPLITS})
+    assert found[0] == found[1]
+    assert b"text 7 2\n" in found[0]["train"] + found[0]["valid"] + found[0]["test"]
+    (tmp_path / "4.jsonl.gz").write_bytes(gzip.compress(b"{"))
+    (tmp_path / "5.jsonl.gz").write_bytes(gzip.compress(b"{"))
+    with use_processes(2), pytest.raises(UserError, match=r"line 1 of .*/4.jsonl.gz is not JSON"):
+        corpora.find(f"{tmp_path}/*.jsonl.gz", print)
+
+
+def test_an_error_of_the_system_keeps_its_file(tmp_path):
+    with Workers("text-file", 1, field=None) as workers, pytest.raises(FileNotFoundError) as caught:
+        list(workers.map([os.fsencode(tmp_path / "nowhere")]))
+    assert caught.value.filename == str(tmp_path / "nowhere")
 
 
 def test_large_texts_show_how_far_they_are(tmp_path, monkeypatch):
@@ -202,7 +236,8 @@ def until(condition: Callable[[], bool]) -> None:
 def test_the_splits_of_a_prepared_corpus_are_complete(tmp_path):
     """Processes that encode a whole corpus leave out nothing at the ends of splits."""
     corpus = corpus_of(tmp_path, train=LINES, valid=LINES[:-1], test=b"one line")
-    prepared = preparation.tokenize(corpus, TokenizerConfig(kind="word"), processes=2)
+    with use_processes(2):
+        prepared = preparation.tokenize(corpus, TokenizerConfig(kind="word"))
     for split in SPLITS:
         lines = b"".join(corpus.read(split)).count(b"\n") + (split != "train")
         eos = prepared.tokenizer.encode("\n")[0]
