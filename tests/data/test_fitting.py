@@ -131,7 +131,7 @@ def test_long_words_are_cut_and_the_rest_of_the_text_is_kept(tmp_path):
 
 
 def test_progress_is_told_while_a_vocabulary_is_learned(tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation, "_PROGRESS_SECONDS", 0.01)
+    monkeypatch.setattr(preparation, "PROGRESS_SECONDS", 0.01)
     (tmp_path / "text.txt").write_text(ordinary(6000))
     said: list[str] = []
     prepare(

@@ -160,7 +160,7 @@ def test_an_error_of_the_system_keeps_its_file(tmp_path):
 
 
 def test_large_texts_show_how_far_they_are(tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation, "_PROGRESS_SECONDS", 0.01)
+    monkeypatch.setattr(preparation, "PROGRESS_SECONDS", 0.01)
     monkeypatch.setattr(preparation, "CHUNK_BYTES", 1000)
     real = Corpus.read
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from longspan.data.corpus import Corpus, Form, Piece
 from longspan.data.download import Archive, Progress, unpacked
 from longspan.errors import UserError, nearest
 from longspan.home import home
+from longspan.progress import PROGRESS_SECONDS, every_seconds
 from longspan.registry import CORPORA
 
 _WIKITEXT_SPLITS = {"train": "wiki.train.tokens", "valid": "wiki.valid.tokens", "test": "wiki.test.tokens"}
@@ -151,13 +153,20 @@ def find(name_or_path: str, progress: Progress, *, binary: bool = False, field: 
         found = local.from_path(added[name_or_path], follow_links=follow_links, binary=binary, field=field)
         return replace(found, name=name_or_path)
     if patterns.is_pattern(name_or_path):
-        return local.from_pattern(name_or_path, binary=binary, field=field)
+        with _telling(progress, name_or_path):
+            return local.from_pattern(name_or_path, binary=binary, field=field)
     if path.exists() or looks_like_a_path:  # it looks like a path, not like a name
-        return local.from_path(path, binary=binary, field=field)
+        with _telling(progress, name_or_path):
+            return local.from_path(path, binary=binary, field=field)
     hint = nearest(name_or_path, [*CORPORA, *added])
     raise UserError(
         f"there is no corpus, file or folder '{name_or_path}'{hint} ('longspan data list' lists them)"
     )
+
+
+def _telling(progress: Progress, name: str) -> AbstractContextManager[None]:
+    """Large texts take a while: they are checked, and unpacked if they are compressed."""
+    return every_seconds(PROGRESS_SECONDS, lambda seconds: progress(f"checking {name}, {seconds:.0f} s"))
 
 
 def file_of(name_or_path: str) -> Path | None:

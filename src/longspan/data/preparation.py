@@ -27,13 +27,12 @@ from longspan.data.workers import use_processes
 from longspan.errors import UserError
 from longspan.files import alone, locked, remove_folder, whole_file, whole_folder
 from longspan.home import home
-from longspan.progress import every_seconds
+from longspan.progress import PROGRESS_SECONDS, every_seconds
 
 # Part of every fingerprint: raise it when the same text and settings would give other tokens.
 _VERSION = 2
 _FACTS = "corpus.json"
 NUMBERED = ("number", "fairseq")  # the tokenizers that read numbers
-_PROGRESS_SECONDS = 5.0
 
 
 def _quiet(line: str) -> None:
@@ -87,9 +86,11 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quie
     """The same for a `Corpus`."""
     _check_form(corpus, config.kind)
     _check_not_empty(corpus)
-    identity = fingerprint(corpus, config)
+    with _telling(progress, corpus, "reading the text"):
+        identity = fingerprint(corpus, config)
     folder = _folder(corpus, identity)
-    found = _open(folder)
+    with _telling(progress, corpus, "checking the token files"):
+        found = _open(folder)
     if found is None:
         with alone(folder, partial(_wait, corpus, progress)):
             found = _open(folder)  # another process may have made it in the meantime
@@ -282,7 +283,7 @@ def _telling(progress: Progress, corpus: Corpus, what: str | Callable[[], str]) 
     def tell(seconds: float) -> None:
         progress(f"preparing {corpus.name}: {what if isinstance(what, str) else what()}, {seconds:.0f} s")
 
-    with every_seconds(_PROGRESS_SECONDS, tell):
+    with every_seconds(PROGRESS_SECONDS, tell):
         yield
 
 
