@@ -12,25 +12,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from longspan.config import DataConfig, TokenizerConfig
 from longspan.data import corpora, json_lines
-from longspan.data.checksums import forget, stamp
+from longspan.data.checksums import forget
 from longspan.data.corpus import CHUNK_BYTES, SPLITS, Corpus
 from longspan.data.download import Progress
 from longspan.data.encoding import encoder
+from longspan.data.fingerprint import VERSION, content, contents, digest, fingerprint
 from longspan.data.token_file import Encoder, TokenFile, write_token_file
 from longspan.data.tokenizers import Tokenizer, check_settings, fit_tokenizer, load_tokenizer
-from longspan.data.tokenizers.fitting import every_nth
 from longspan.data.workers import use_processes
 from longspan.errors import UserError
-from longspan.files import alone, locked, remove_folder, whole_file, whole_folder
+from longspan.files import alone, locked, remove_folder, whole_folder
 from longspan.home import home
 from longspan.progress import PROGRESS_SECONDS, every_seconds
 
-# Part of every fingerprint: raise it when the same text and settings would give other tokens.
-_VERSION = 2
 _FACTS = "corpus.json"
 NUMBERED = ("number", "fairseq")  # the tokenizers that read numbers
 
@@ -79,7 +76,7 @@ def _prepare(config: DataConfig, progress: Progress, tokenizer: Tokenizer | None
 def forget_checks() -> None:
     """Token files, corpora and texts are read as a whole when they are next used."""
     forget()
-    shutil.rmtree(_contents(), ignore_errors=True)
+    shutil.rmtree(contents(), ignore_errors=True)
 
 
 def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quiet) -> TokenizedCorpus:
@@ -149,7 +146,7 @@ def split_tokens(
     prepared = _open(_folder(corpus, fingerprint(corpus, config)))
     if prepared is not None and _files_of(prepared.tokenizer) == wanted:
         return prepared.splits[split]
-    identity = _digest([_VERSION, _content(corpus)[split], corpus.form, wanted])
+    identity = digest([VERSION, content(corpus)[split], corpus.form, wanted])
     folder = _folder(corpus, f"{split}-{identity}")
     open_split = partial(_open_split, folder, split, tokenizer.vocabulary_size)
     found = open_split()
@@ -242,7 +239,7 @@ def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, identity: str,
             "settings": asdict(config),
             "splits": {split: token_file.facts() for split, token_file in token_files.items()},
         }
-        about["checksum"] = _digest([about, _hashes(unfinished / "tokenizer")])
+        about["checksum"] = digest([about, _hashes(unfinished / "tokenizer")])
         (unfinished / _FACTS).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         written = unfinished.stat().st_ino
     _remember(folder, written, token_files.values())
@@ -300,7 +297,7 @@ def _open(folder: Path) -> TokenizedCorpus | None:
     try:
         about = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
         checksum = about.pop("checksum", None)  # folders of older versions have none
-        if checksum not in (None, _digest([about, _hashes(folder / "tokenizer")])):
+        if checksum not in (None, digest([about, _hashes(folder / "tokenizer")])):
             return None
         splits = {
             split: TokenFile(path=folder / f"{split}.tokens", **about["splits"][split]) for split in SPLITS
@@ -313,60 +310,3 @@ def _open(folder: Path) -> TokenizedCorpus | None:
     for token_file in splits.values():
         token_file.check(tokenizer.vocabulary_size)
     return TokenizedCorpus(about["name"], about["fingerprint"], tokenizer, splits, folder)
-
-
-def fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
-    """A hash of everything the tokens depend on: the text of each split and the settings."""
-    return _digest(
-        {
-            "version": _VERSION,
-            "text": _content(corpus),
-            "form": corpus.form,
-            "tokenizer": _settings(corpus, config),
-        }
-    )
-
-
-def _settings(corpus: Corpus, config: TokenizerConfig) -> dict[str, Any]:
-    """As JSON. Settings of older versions, which had no `fit_bytes`, keep their fingerprints."""
-    settings = asdict(config)
-    if config.fit_bytes is None:
-        del settings["fit_bytes"]
-        if config.kind == "bpe" and every_nth(config, corpus) > 1:  # older versions took all of the text
-            settings["every_nth"] = every_nth(config, corpus)
-    return settings
-
-
-def _content(corpus: Corpus) -> dict[str, str]:
-    """A hash of the bytes of each split; it is cached until a file changes."""
-    paths = {piece.path for pieces in corpus.splits.values() for piece in pieces}
-    stamps = {path: stamp(path) for path in paths}
-    seen = [
-        (split, str(piece.path), piece.start, piece.stop, *stamps[piece.path])
-        for split in corpus.splits
-        for piece in corpus.splits[split]
-    ]
-    remembered = _contents() / f"{_digest(seen)}.json"
-    try:
-        content = json.loads(remembered.read_text(encoding="utf-8"))
-        if isinstance(content, dict) and set(content) == set(corpus.splits):
-            return content
-    except (OSError, ValueError):
-        pass
-    content = {}
-    for split in corpus.splits:
-        digest = hashlib.blake2b(digest_size=16)
-        for chunk in corpus.read(split):
-            digest.update(chunk)
-        content[split] = digest.hexdigest()
-    with whole_file(remembered) as unfinished:
-        unfinished.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    return content
-
-
-def _contents() -> Path:
-    return home() / "content"
-
-
-def _digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()

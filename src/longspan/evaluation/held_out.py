@@ -7,7 +7,8 @@ from collections.abc import Callable
 from longspan.config import TokenizerConfig
 from longspan.data import TokenFile, Tokenizer, corpora, local
 from longspan.data.corpus import SPLITS, WHOLE
-from longspan.data.preparation import fingerprint, split_tokens
+from longspan.data.fingerprint import fingerprint
+from longspan.data.preparation import split_tokens
 from longspan.errors import UserError, nearest
 from longspan.runs import RunFolder
 
