@@ -265,6 +265,8 @@ def test_standard_input_is_stored(monkeypatch):
     assert corpora.anchored("-") == str(stored)
     assert main(["data", "clean"]) == 0
     assert stored.is_file()  # it cannot be made again
+    assert main(["data", "clean", "--stdin"]) == 0
+    assert not stored.exists()
 
 
 def test_standard_input_may_be_json_lines(monkeypatch):
