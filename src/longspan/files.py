@@ -1,7 +1,7 @@
 """Atomic writing: a reader never sees a partial file, even if the writer is killed; and locks for writers.
 
-Data is written next to its target, under a name with the host and process id of the writer. The next writer
-of the same target removes what dead processes left behind.
+Data is written next to its target, under a name with the machine and process id of the writer. The next
+writer of the same target removes what dead processes left behind.
 """
 
 from __future__ import annotations
@@ -93,9 +93,11 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[P
         yield _lock_file(path)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Opened for reading, which is enough for a lock: the file may belong to another user.
-    flags = os.O_RDONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    descriptor = os.open(_lock_file(path), flags, 0o666)
+    flags = os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        descriptor = os.open(_lock_file(path), flags | os.O_RDWR, 0o666)  # NFS locks only these
+    except PermissionError:  # the file belongs to another user
+        descriptor = os.open(_lock_file(path), flags | os.O_RDONLY, 0o666)
     try:
         if sys.platform != "win32":
             with suppress(OSError):  # some network file systems have no locks: go on without
@@ -141,7 +143,7 @@ def free_folder(wanted: Path) -> Path:
 
 
 def _beside(path: Path) -> Path:
-    """A free name next to `path` with our host and process id. Leftovers of dead processes are removed."""
+    """A free name next to `path` with our machine and process id. Leftovers of dead processes are removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for entry in path.parent.iterdir():
         if _is_left_over(entry, path):
@@ -149,13 +151,21 @@ def _beside(path: Path) -> Path:
                 shutil.rmtree(entry, ignore_errors=True)
             else:
                 entry.unlink(missing_ok=True)
-    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}@{platform.node()}.part")
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}@{_machine()}.part")
+
+
+def _machine() -> str:
+    """Where our process ids are valid: containers may have the same host name and ids of their own."""
+    try:
+        return f"{platform.node()}.{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return platform.node()
 
 
 def _is_left_over(entry: Path, path: Path) -> bool:
     """Whether `entry` is a partial `path` whose writer, a process of this machine, is dead."""
     name = re.fullmatch(rf"\.{re.escape(path.name)}\.(\d+)\.[0-9a-f]+@(.*)\.part", entry.name)
-    return name is not None and name[2] == platform.node() and not _is_alive(int(name[1]))
+    return name is not None and name[2] == _machine() and not _is_alive(int(name[1]))
 
 
 def _is_alive(process: int) -> bool:

@@ -17,7 +17,7 @@ from longspan.cli import main
 from longspan.config import DataConfig, TokenizerConfig
 from longspan.data import corpora, named_paths, preparation, prepare
 from longspan.data.corpus import SPLITS
-from longspan.files import locked
+from longspan.files import locked, whole_file
 from longspan.home import home
 
 PROCESSES = 6
@@ -156,6 +156,18 @@ def test_who_waits_takes_over_if_the_other_process_is_killed(text: Path, tmp_pat
     first.join(30)
     assert [path for path in folder.parent.iterdir() if path.suffix != ".part"] == [folder]
     assert b"".join(prepare(config).splits[split].tokens.tobytes() for split in SPLITS) == text.read_bytes()
+
+
+def test_a_writer_in_a_container_with_our_host_name_is_not_disturbed(tmp_path: Path) -> None:
+    """Its process id means nothing here: no process has it, but it is alive."""
+    with whole_file(tmp_path / "file") as partial:
+        left = partial.with_name(partial.name.replace(f".{os.getpid()}.", ".4194305."))
+        container = left.with_name(left.name.replace(".part", "7.part"))
+        left.touch()
+        container.touch()
+    with whole_file(tmp_path / "file"):
+        pass
+    assert {path.name for path in tmp_path.iterdir()} == {"file", container.name}
 
 
 def test_a_lock_of_another_user_can_be_taken(text: Path) -> None:
