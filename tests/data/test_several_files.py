@@ -319,3 +319,17 @@ def test_a_run_on_a_glob_is_resumed_from_another_folder(texts, tmp_path, monkeyp
     capsys.readouterr()
     assert main(["train", "--resume", out, "--stage.0.steps", "8"]) == 1
     assert "changed since" in capsys.readouterr().err
+
+
+def test_a_run_on_a_field_is_scored_on_that_field_and_on_plain_text(here, capsys):
+    Path("tiny.toml").write_text(RECIPE)
+    lines(here / "a.jsonl", *({"title": f"title number {i}"} for i in range(90)))
+    (here / "plain.txt").write_text("title\n" * 30)
+    words = ["train", "tiny.toml", "--data", "a.jsonl", "--data.field", "title", "--out", "run"]
+    assert main(words) == 0
+    for data, tokens in (([], None), (["--data", "a.jsonl"], 1429), (["--data", "plain.txt"], 179)):
+        capsys.readouterr()
+        assert main(["eval", "run", "--json", *data]) == 0
+        said = capsys.readouterr()
+        assert "changed" not in said.err
+        assert tokens in (None, json.loads(said.out)["tokens"])
