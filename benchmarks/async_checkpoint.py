@@ -45,7 +45,7 @@ def measured(args: argparse.Namespace, device: torch.device, folder: Path) -> di
     model = DistributedDataParallel(nn.Sequential(*layers).to(device))
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
     inputs = torch.randn(args.batch_size, args.width, device=device)
-    writer, path = ShardedWriter(), folder / "last.safetensors"
+    writer, path = ShardedWriter(60.0), folder / "last.safetensors"
 
     def step() -> None:
         model(inputs).square().mean().backward()

@@ -1,7 +1,7 @@
 """Atomic writing: a reader never sees a partial file, even if the writer is killed; and locks for writers.
 
-Data is written next to its target, under a name with the host and process id of the writer. The next writer
-of the same target removes what dead processes left behind.
+Data is written next to its target, under a name with the machine and process id of the writer. The next
+writer of the same target removes what dead processes left behind.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 if sys.platform != "win32":
     import fcntl
+
+_held: set[tuple[int, Path]] = set()  # locks by thread and path
 
 
 @contextmanager
@@ -81,8 +84,8 @@ def partial_path(path: Path, writer: str) -> Path:
 
 
 def new_writer() -> str:
-    """A name for one writing process: its id, a random number and its host."""
-    return f"{os.getpid()}.{secrets.token_hex(4)}@{platform.node()}"
+    """A name for one writing process: its id, a random number and its machine."""
+    return f"{os.getpid()}.{secrets.token_hex(4)}@{_machine()}"
 
 
 def remove_folder(path: Path) -> None:
@@ -93,23 +96,59 @@ def remove_folder(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[Path]:
     """Keep other processes that use this lock from changing `path`: they wait until the block ends.
 
-    The lock is on a file of its own, since `path` itself is replaced. It stays; the system releases the lock
-    when a process ends.
+    The lock is on a file of its own, which is yielded, since `path` itself is replaced. It stays; the system
+    releases the lock when a process ends. `waiting` is called before it waits. A thread that has the
+    lock already does not wait for itself.
     """
+    held = threading.get_ident(), path
+    if held in _held:
+        yield _lock_file(path)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Opened for reading, which is enough for a lock: the file may belong to another user.
-    flags = os.O_RDONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    descriptor = os.open(path.with_name(f".{path.name}.lock"), flags, 0o666)
+    flags = os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        descriptor = os.open(_lock_file(path), flags | os.O_RDWR, 0o666)  # NFS locks only these
+    except PermissionError:  # the file belongs to another user
+        descriptor = os.open(_lock_file(path), flags | os.O_RDONLY, 0o666)
     try:
         if sys.platform != "win32":
             with suppress(OSError):  # some network file systems have no locks: go on without
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+                _lock(descriptor, waiting)
+        _held.add(held)
+        yield _lock_file(path)
     finally:
+        _held.discard(held)
         os.close(descriptor)
+
+
+@contextmanager
+def alone(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """For making `path`, which appears as a whole: other processes wait, and then find it.
+
+    This only saves work. On a file system without locks all make it, and one whole result is kept. So the
+    file of the lock can be removed.
+    """
+    with locked(path, waiting) as lock:
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                lock.unlink()
+
+
+def _lock(descriptor: int, waiting: Callable[[], None]) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        waiting()
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def _lock_file(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
 
 
 def free_folder(wanted: Path) -> Path:
@@ -119,7 +158,7 @@ def free_folder(wanted: Path) -> Path:
 
 
 def _beside(path: Path) -> Path:
-    """A free name next to `path` with our host and process id. Leftovers of dead processes are removed."""
+    """A free name next to `path` with our machine and process id. Leftovers of dead processes are removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for entry in path.parent.iterdir():
         if _is_left_over(entry, path):
@@ -130,10 +169,18 @@ def _beside(path: Path) -> Path:
     return partial_path(path, new_writer())
 
 
+def _machine() -> str:
+    """Where our process ids are valid: containers may have the same host name and ids of their own."""
+    try:
+        return f"{platform.node()}.{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return platform.node()
+
+
 def _is_left_over(entry: Path, path: Path) -> bool:
     """Whether `entry` is a partial `path` whose writer, a process of this machine, is dead."""
     name = _writer(entry, path)
-    return name is not None and name[2] == platform.node() and not _is_alive(int(name[1]))
+    return name is not None and name[2] == _machine() and not _is_alive(int(name[1]))
 
 
 def _writer(entry: Path, path: Path) -> re.Match[str] | None:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+PROGRESS_SECONDS = 5.0  # between lines about something that takes long
+
 
 def every_tenth(say: Callable[[int, int], None]) -> Callable[[int, int], None]:
     """`say(done, total)`, but only once per tenth of the total; 0 means that the total is unknown."""

@@ -59,6 +59,18 @@ def test_the_numbers_are_those_of_fairseq(folder, dtype):
     assert found.tokenizer.decode([4, 5, 2, 59]) == "w0 w1\nw55"
 
 
+def test_the_index_is_checked_in_parts(folder, monkeypatch):
+    monkeypatch.setattr("longspan.data.data_bin._SENTENCES", 7)
+    assert prepared(folder).splits["train"].tokens.tolist() == [
+        number for line in sentences(0, 40) for number in line
+    ]
+    for sentence in (6, 7, 8, 39):  # where the second part begins, around it, and the last
+        write_split(folder, "train", sentences(0, 40))
+        change(folder / "train.idx", 26 + 4 * 40 + 8 * sentence, 255)
+        with pytest.raises(UserError, match="damaged, or not from fairseq"):
+            prepared(folder)
+
+
 def test_train_alone_is_cut_into_three(folder):
     for split in ("valid", "test"):
         (folder / f"{split}.bin").unlink()

@@ -21,7 +21,7 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from longspan.config import DataConfig, TokenizerConfig
 from longspan.data import preparation, prepare
-from longspan.data.preparation import fingerprint
+from longspan.data.fingerprint import content, digest, fingerprint
 from longspan.data.tokenizers import check_settings, fit_tokenizer, fitting
 from longspan.errors import UserError
 from longspan.progress import every_seconds
@@ -96,8 +96,8 @@ def test_fingerprints_of_older_versions_stay(tmp_path):
     for kind, size in (("byte", None), ("bpe", 300)):
         config = TokenizerConfig(kind=kind, vocabulary_size=size)
         old = {"kind": kind, "vocabulary_size": size, "lowercase": False, "order": "frequency"}
-        facts = {"version": 2, "text": preparation._content(corpus), "form": "words", "tokenizer": old}
-        assert fingerprint(corpus, config) == preparation._digest(facts)
+        facts = {"version": 2, "text": content(corpus), "form": "words", "tokenizer": old}
+        assert fingerprint(corpus, config) == digest(facts)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_long_words_are_cut_and_the_rest_of_the_text_is_kept(tmp_path):
 
 
 def test_progress_is_told_while_a_vocabulary_is_learned(tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation, "_PROGRESS_SECONDS", 0.01)
+    monkeypatch.setattr(preparation, "PROGRESS_SECONDS", 0.01)
     (tmp_path / "text.txt").write_text(ordinary(6000))
     said: list[str] = []
     prepare(

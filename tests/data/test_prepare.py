@@ -17,6 +17,7 @@ from longspan.config import DataConfig, TokenizerConfig
 from longspan.data import preparation, prepare
 from longspan.data.corpus import SPLITS, Piece
 from longspan.data.preparation import tokenize
+from longspan.data.text import whole_lines
 from longspan.data.token_file import write_token_file
 from longspan.data.tokenizers.word import WordTokenizer
 from longspan.errors import UserError
@@ -215,6 +216,13 @@ def test_a_corpus_larger_than_memory_is_streamed(tmp_path, kind):
     tracemalloc.stop()
     assert len(train) >= size
     assert peak < size
+
+
+def test_a_word_larger_than_memory_is_cut(monkeypatch):
+    monkeypatch.setattr("longspan.data.text._LONGEST_WORD", 10)
+    texts = ["one\ntwo", *["abcd"] * 7, "ef gh", "ij\n"]
+    parts = list(whole_lines(texts))
+    assert parts == ["one\n", "twoabcdabcd", "abcdabcdabcd", "abcdabcdef", " ghij\n"]
 
 
 def test_an_empty_split_is_one_clear_line(tmp_path):

@@ -86,7 +86,7 @@ def placed(mesh: DeviceMesh) -> Callable[[str, torch.Size, torch.dtype], Tensor 
 
 def save_and_fail(rank: int, ranks: int, folder: Path) -> None:
     with joined(rank, ranks, folder / f"store-{ranks}") as mesh:
-        writer, path = ShardedWriter(), folder / "checkpoints" / "last.safetensors"
+        writer, path = ShardedWriter(60.0), folder / "checkpoints" / "last.safetensors"
         sharded: dict[str, Tensor] = {
             name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in whole_tensors().items()
         }
@@ -170,7 +170,7 @@ def save_forever(rank: int, ranks: int, store: Path, folder: Path) -> None:
     """Save `last` and `best` in turn; say the step when both are in place."""
     run = RunFolder(folder)
     with joined(rank, ranks, store) as mesh:
-        writer, step = ShardedWriter(), 0
+        writer, step = ShardedWriter(60.0), 0
         if checkpoint.exists(run.checkpoint("last")):
             step = checkpoint.load(run.checkpoint("last")).facts["step"]
         while True:

@@ -41,7 +41,7 @@ def group() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def writer(group: None) -> ShardedWriter:
-    return ShardedWriter()
+    return ShardedWriter(60.0)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 
 from longspan.config import AdaptiveSpanConfig, DataConfig, RunConfig, SpanConfig, TokenizerConfig
 from longspan.data import TokenFile, Tokenizer, corpora
-from longspan.data.preparation import fingerprint
+from longspan.data.fingerprint import fingerprint
 from longspan.data.token_file import write_token_file
 from longspan.data.tokenizers.byte import ByteTokenizer
 from longspan.models import LanguageModel, build

@@ -92,7 +92,9 @@ def _tokens(loaded: LoadedModel, data: Any, split: str | None) -> TokenFile | To
             stacklevel=3,
         )
     data = loaded.config.data
-    return held_out(corpus, split, loaded.tokenizer, data.tokenizer, _quiet, binary=data.binary)
+    return held_out(
+        corpus, split, loaded.tokenizer, data.tokenizer, _quiet, binary=data.binary, field=data.field
+    )
 
 
 def _quiet(line: str) -> None:

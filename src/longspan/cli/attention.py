@@ -117,8 +117,10 @@ def _ids(lm: LoadedModel, args: argparse.Namespace) -> tuple[npt.NDArray[np.int6
             raise UserError(
                 f"{args.folder} has no corpus of its own: give a text file, or - for standard input"
             )
-        tokens = held_out(data.corpus, "valid", lm.tokenizer, data.tokenizer, say, binary=data.binary).tokens
-        return tokens[: args.tokens].astype("int64"), f"the valid split of {Path(data.corpus).name}"
+        valid = held_out(
+            data.corpus, "valid", lm.tokenizer, data.tokenizer, say, binary=data.binary, field=data.field
+        )
+        return valid.tokens[: args.tokens].astype("int64"), f"the valid split of {Path(data.corpus).name}"
     most = CHARACTERS_PER_TOKEN * args.tokens
     if args.text == "-":
         text, name = sys.stdin.read(most), "standard input"

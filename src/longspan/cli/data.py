@@ -14,6 +14,8 @@ from longspan.cli.tokenizer_options import add_tokenizer_options, tokenizer_tabl
 from longspan.config import DataConfig, schema
 from longspan.errors import UsageError, usage_errors
 
+_FIELD = "the field of .jsonl files that has the text (default: text)"
+
 
 def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
@@ -40,17 +42,29 @@ def register(subparsers: Any) -> None:
         "--follow-links", action="store_true", help="allow links in the folder to files outside of it"
     )
     action.add_argument("--binary", action="store_true", help="it may hold any bytes, not only text")
+    action.add_argument("--field", metavar="NAME", help=_FIELD)
     action.set_defaults(run=add)
 
     add_removal_actions(actions)
 
     action = actions.add_parser("info", help="splits, sizes and vocabulary of a corpus")
-    action.add_argument("corpus", metavar="NAME_OR_PATH", help="a named corpus, a text file or a folder")
+    action.add_argument(
+        "corpus",
+        metavar="NAME_OR_PATH",
+        help="a named corpus, a text or .jsonl file, a folder, a glob, files separated by commas, or -",
+    )
     action.add_argument("--binary", action="store_true", help="take any bytes, not only text")
+    action.add_argument("--field", metavar="NAME", help=_FIELD)
     action.add_argument(
         "--verify",
         action="store_true",
         help="read every byte of the text and the token files again, even if nothing seems to have changed",
+    )
+    action.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="processes that turn text into tokens (default: the usable cores; small texts: 1)",
     )
     action.add_argument("--json", action="store_true", help="print one JSON object")
     add_tokenizer_options(action, default="byte")
@@ -93,7 +107,9 @@ def add(args: argparse.Namespace) -> None:
 
     if not args.path:
         raise UsageError("PATH is empty: give a text file, or a folder of text files")
-    place = corpora.add(args.name, Path(args.path), follow_links=args.follow_links, binary=args.binary)
+    place = corpora.add(
+        args.name, Path(args.path), follow_links=args.follow_links, binary=args.binary, field=args.field
+    )
     print(f"'{args.name}' now stands for {place}")
 
 
@@ -105,6 +121,9 @@ def info(args: argparse.Namespace) -> None:
     if args.verify:
         forget_checks()
     table = {"corpus": args.corpus, "binary": args.binary, "tokenizer": tokenizer_table(args)}
+    for name in ("field", "processes"):
+        if getattr(args, name) is not None:
+            table[name] = getattr(args, name)
     with usage_errors():
         config = schema.read(DataConfig, table)
         check_settings(config.tokenizer)

@@ -24,6 +24,11 @@ def add_removal_actions(actions: Any) -> None:
         "texts, the names you added and run folders stay.",
     )
     action.add_argument("--downloads", action="store_true", help="also remove downloaded corpora")
+    action.add_argument(
+        "--stdin",
+        action="store_true",
+        help="also remove texts that came from standard input: runs on them cannot be resumed any more",
+    )
     action.set_defaults(run=clean)
 
 
@@ -36,7 +41,7 @@ def remove(args: argparse.Namespace) -> None:
 def clean(args: argparse.Namespace) -> None:
     from longspan.data.removal import clean as clean_cache
 
-    _show("the cache folder was cleaned", *clean_cache(downloads=args.downloads))
+    _show("the cache folder was cleaned", *clean_cache(downloads=args.downloads, stdin=args.stdin))
 
 
 def _show(what: str, removed: list[Path], size: int) -> None:

@@ -42,7 +42,8 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "--data",
         metavar="CORPUS",
-        help="a file, which is scored as a whole, a folder or a named corpus (default: the run's own corpus)",
+        help="a file or - (standard input), which is scored as a whole; a folder, a glob or a named corpus "
+        "(default: the run's own corpus)",
     )
     parser.add_argument(
         "--split",
@@ -107,7 +108,9 @@ def _score(args: argparse.Namespace, overrides: dict[str, str], *, first: bool) 
     if split == WHOLE and corpora.anchored(corpus) == corpora.anchored(lm.config.data.corpus):
         tell(f"longspan: the model was trained on a part of {corpus}: --split test scores only held-out text")
     data = lm.config.data
-    token_file = held_out(corpus, split, lm.tokenizer, data.tokenizer, tell, binary=data.binary)
+    token_file = held_out(
+        corpus, split, lm.tokenizer, data.tokenizer, tell, binary=data.binary, field=data.field
+    )
     with _progress(first) as progress:
         score = evaluate(
             lm.model,

@@ -36,7 +36,12 @@ def add_options(parser: argparse.ArgumentParser, default: str) -> None:
         metavar="RECIPE",
         help=f"a name from 'longspan recipes' or a TOML file (default: {default})",
     )
-    parser.add_argument("--data", metavar="CORPUS", help="a named corpus, a text file or a folder")
+    parser.add_argument(
+        "--data",
+        metavar="CORPUS",
+        help="a named corpus, a text or .jsonl file, a folder, a glob such as 'texts/*.txt', files separated "
+        "by commas, or - for standard input",
+    )
     parser.add_argument(
         "--binary", action="store_true", help="the data may be any bytes, not only text: --data.binary true"
     )

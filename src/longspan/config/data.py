@@ -10,6 +10,8 @@ from longspan.registry import TOKENIZERS
 
 LARGEST_VOCABULARY = 2**22  # libraries that fit tokenizers allocate memory for all of it, and abort without
 
+MOST_PROCESSES = 1024
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
@@ -49,12 +51,28 @@ class TokenizerConfig:
 class DataConfig:
     """A corpus and its tokenizer."""
 
-    corpus: str = option("python", help="a named corpus (see 'longspan data list'), a text file or a folder")
+    corpus: str = option(
+        "python",
+        help="a named corpus (see 'longspan data list'), a text file or a folder, a glob such as "
+        "'texts/*.txt', files separated by commas, or - for standard input",
+    )
+    field: str | None = option(
+        None,
+        help="the field of JSON lines that has the text; for .jsonl files, and for standard input if given "
+        "(default: text)",
+    )
     binary: bool = option(False, help="take any bytes, not only text; for the byte tokenizer")
+    processes: int | None = option(
+        None, help="processes that turn text into tokens (default: the usable cores; small texts: 1)"
+    )
     tokenizer: TokenizerConfig = chosen_section(
         TokenizerConfig, "kind", TOKENIZERS, help="how text becomes tokens", tag_help="the unit of text"
     )
 
     def __post_init__(self) -> None:
+        if self.processes is not None and not 1 <= self.processes <= MOST_PROCESSES:
+            raise ValueError(f"processes must be between 1 and {MOST_PROCESSES}, not {self.processes}")
+        if self.binary and self.field is not None:
+            raise ValueError("binary takes bytes as they are: leave out field")
         if self.binary and (self.tokenizer.kind != "byte" or self.tokenizer.lowercase):
             raise ValueError("binary takes bytes as they are: use the byte tokenizer, without lowercase")

@@ -35,9 +35,7 @@ def stamp(path: Path) -> list[Any]:
 
 def remembered(path: Path, what: str, compute: Callable[[], Any]) -> Any:
     """`compute()`, a JSON value that depends on the file, under the name `what`: once per change."""
-    name = json.dumps([str(path.absolute()), what]).encode()
-    entry = _folder() / f"{hashlib.blake2b(name, digest_size=8).hexdigest()}.json"
-    before = stamp(path)
+    entry, before = _entry(path, what), stamp(path)
     try:
         known = json.loads(entry.read_text(encoding="utf-8"))
         if known["stamp"] == before:
@@ -45,13 +43,13 @@ def remembered(path: Path, what: str, compute: Callable[[], Any]) -> Any:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     value = compute()
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        # Need not be atomic: what is half written is no JSON, and is computed again.
-        entry.write_text(json.dumps({"stamp": before, "value": value}) + "\n", encoding="utf-8")
-    except OSError:  # a read-only or full disk: it is computed again the next time
-        pass
+    _store(entry, before, value)
     return value
+
+
+def remember(path: Path, what: str, value: Any) -> None:
+    """Store what `remembered` would compute: for a file that was just written."""
+    _store(_entry(path, what), stamp(path), value)
 
 
 def forget() -> None:
@@ -71,6 +69,20 @@ def chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             yield chunk
+
+
+def _entry(path: Path, what: str) -> Path:
+    name = json.dumps([str(path.absolute()), what]).encode()
+    return _folder() / f"{hashlib.blake2b(name, digest_size=8).hexdigest()}.json"
+
+
+def _store(entry: Path, stamped: list[Any], value: Any) -> None:
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        # Need not be atomic: what is half written is no JSON, and is computed again.
+        entry.write_text(json.dumps({"stamp": stamped, "value": value}) + "\n", encoding="utf-8")
+    except OSError:  # a read-only or full disk: it is computed again the next time
+        pass
 
 
 def _folder() -> Path:

@@ -1,21 +1,24 @@
-"""Corpora by name, and any file or folder of text.
+"""Corpora by name, and any files or folder of text.
 
 The checksums are those of the archives as first published; every mirror must match them.
 """
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from longspan.data import local, named_paths
+from longspan.data import local, named_paths, patterns, standard_input
 from longspan.data.corpus import Corpus, Form, Piece
 from longspan.data.download import Archive, Progress, unpacked
 from longspan.errors import UserError, nearest
 from longspan.home import home
+from longspan.progress import PROGRESS_SECONDS, every_seconds
 from longspan.registry import CORPORA
 
 _WIKITEXT_SPLITS = {"train": "wiki.train.tokens", "valid": "wiki.valid.tokens", "test": "wiki.test.tokens"}
@@ -122,47 +125,64 @@ def folder_of(name: str) -> Path:
     return home() / "corpora" / name
 
 
-def find(name_or_path: str, progress: Progress, *, binary: bool = False) -> Corpus:
+def find(name_or_path: str, progress: Progress, *, binary: bool = False, field: str | None = None) -> Corpus:
     """The corpus with this name (downloaded if needed), or the text in this file or folder.
 
-    With `binary` files may hold any bytes.
+    It may also be a glob, files separated by commas (`patterns.py`), or `-` for standard input. With `binary`
+    files may hold any bytes. `field` has the text of JSON lines: of `.jsonl` files, and if it is given of
+    standard input.
     """
     if not name_or_path:  # as a path it would be the current folder
         raise UserError("the name of the corpus is empty: give a named corpus, a text file or a folder")
+    if name_or_path == standard_input.NAME:
+        place = standard_input.stored(progress, json_lines=field is not None)
+        return local.from_file(place, binary=binary, field=field)
     path = Path(name_or_path).expanduser()
     looks_like_a_path = bool(path.suffix) or path.name != name_or_path
-    if path.exists() and is_name(name_or_path):
+    if os.path.exists(path) and is_name(name_or_path):
         warnings.warn(
             f"'{name_or_path}' is taken as the corpus of that name, not as the file or folder: for that, "
             f"give ./{name_or_path}",
             stacklevel=2,
         )
     if not looks_like_a_path and name_or_path in CORPORA:
-        return _registered(name_or_path, progress, binary)
+        return _registered(name_or_path, progress, binary, field)
     added = named_paths.registered()
     if name_or_path in added:
         follow_links = named_paths.follows_links(name_or_path)
-        place = local.from_path(added[name_or_path], follow_links=follow_links, binary=binary)
-        return replace(place, name=name_or_path)
+        found = local.from_path(added[name_or_path], follow_links=follow_links, binary=binary, field=field)
+        return replace(found, name=name_or_path)
+    if patterns.is_pattern(name_or_path):
+        with _telling(progress, name_or_path):
+            return local.from_pattern(name_or_path, binary=binary, field=field)
     if path.exists() or looks_like_a_path:  # it looks like a path, not like a name
-        return local.from_path(path, binary=binary)
+        with _telling(progress, name_or_path):
+            return local.from_path(path, binary=binary, field=field)
     hint = nearest(name_or_path, [*CORPORA, *added])
     raise UserError(
         f"there is no corpus, file or folder '{name_or_path}'{hint} ('longspan data list' lists them)"
     )
 
 
+def _telling(progress: Progress, name: str) -> AbstractContextManager[None]:
+    """Large texts take a while: they are checked, and unpacked if they are compressed."""
+    return every_seconds(PROGRESS_SECONDS, lambda seconds: progress(f"checking {name}, {seconds:.0f} s"))
+
+
 def file_of(name_or_path: str) -> Path | None:
-    """The path of a text file, if it is one and not the name of a corpus."""
+    """The path of a text file, if it is one or standard input, and not the name of a corpus."""
+    if name_or_path == standard_input.NAME:
+        return standard_input.stored()
     path = Path(name_or_path).expanduser()
-    return path if name_or_path and not is_name(name_or_path) and path.is_file() else None
+    return path if name_or_path and not is_name(name_or_path) and os.path.isfile(path) else None
 
 
-def _registered(name: str, progress: Progress, binary: bool) -> Corpus:
+def _registered(name: str, progress: Progress, binary: bool, field: str | None) -> Corpus:
     found = CORPORA[name].resolve()(progress)
     if isinstance(found, str | Path):
         path = Path(found).expanduser()
-        found = local.from_path(path, follow_links=True, binary=binary)  # a plugin chose the folder
+        # A plugin chose the folder.
+        found = local.from_path(path, follow_links=True, binary=binary, field=field)
     if not isinstance(found, Corpus):
         raise UserError(
             f"the corpus '{name}' was loaded as a {type(found).__name__}: its load must return a path or a "
@@ -179,14 +199,23 @@ def is_name(corpus: str) -> bool:
 
 
 def anchored(corpus: str) -> str:
-    """The same corpus wherever one stands: a path is made absolute."""
-    return corpus if is_name(corpus) else str(Path(corpus).expanduser().absolute())
+    """The same corpus from any working directory: paths are absolute, standard input is what was stored."""
+    if corpus == standard_input.NAME:
+        return str(standard_input.stored())
+    if is_name(corpus):
+        return corpus
+    if patterns.is_pattern(corpus):
+        return patterns.anchored(corpus)
+    return str(Path(corpus).expanduser().absolute())
 
 
-def add(name: str, place: Path, *, follow_links: bool = False, binary: bool = False) -> Path:
+def add(
+    name: str, place: Path, *, follow_links: bool = False, binary: bool = False, field: str | None = None
+) -> Path:
     """Give a file or folder of text a name.
 
-    `follow_links` allows links that lead out of the folder. With `binary` it may hold any bytes.
+    `follow_links` allows links that lead out of the folder. With `binary` it may hold any bytes. `field` has
+    the text of JSON lines.
     """
     place = place.expanduser().absolute()
     if name in CORPORA:
@@ -196,6 +225,6 @@ def add(name: str, place: Path, *, follow_links: bool = False, binary: bool = Fa
     if not name or "/" in name or Path(name).exists():
         raise UserError(f"'{name}' looks like a path: choose a name such as 'novels'")
     # Errors appear now, not when a training starts.
-    local.from_path(place, follow_links=follow_links, binary=binary)
+    local.from_path(place, follow_links=follow_links, binary=binary, field=field)
     named_paths.register(name, place, follow_links=follow_links)
     return place

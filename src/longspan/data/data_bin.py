@@ -22,6 +22,7 @@ MAGIC, LEGACY_MAGIC = b"MMIDIDX\x00\x00", b"TNTIDX\x00\x00"
 HEADER = struct.Struct("<QBQ")  # version, type, sentences
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2", 9: "<u4", 10: "<u8"}
 TRAIN_PERCENT = 90
+_SENTENCES = 1 << 20  # that are checked together
 
 
 @dataclass(frozen=True)
@@ -80,24 +81,29 @@ def symbols(folder: Path) -> list[str]:
 def _checked(path: Path) -> str:
     """The integer type of a `.bin`, if its `.idx` fits it."""
     index = path.with_suffix(".idx")
-    size, content = index.stat().st_size, index.read_bytes()
+    size, begin = index.stat().st_size, len(MAGIC) + HEADER.size
+    with index.open("rb") as file:
+        content = file.read(begin)
     if content.startswith(LEGACY_MAGIC):
         raise UserError(
             f"{index} has fairseq's older format: use fairseq-preprocess with --dataset-impl mmap"
         )
     damaged = UserError(f"{index} and {path.name} are damaged, or not from fairseq: prepare them again")
-    begin = len(MAGIC) + HEADER.size
     if not content.startswith(MAGIC) or size < begin:
         raise damaged
     version, code, sentences = HEADER.unpack_from(content, len(MAGIC))
     if version != 1 or code not in TYPES or size != begin + 12 * sentences:
         raise damaged
-    lengths = np.frombuffer(content, "<i4", sentences, begin).astype(np.int64)
-    starts = np.frombuffer(content, "<i8", sentences, begin + 4 * sentences)
-    ends = np.cumsum(lengths) * np.dtype(TYPES[code]).itemsize
-    whole = int(ends[-1]) if sentences else 0
-    in_order = (lengths >= 0).all() and (starts[1:] == ends[:-1]).all() and (starts[:1] == 0).all()
-    if not in_order or whole != path.stat().st_size:
+    end = 0  # of the sentences so far, in bytes
+    for first in range(0, sentences, _SENTENCES):
+        count = min(_SENTENCES, sentences - first)
+        lengths = np.fromfile(index, "<i4", count, offset=begin + 4 * first).astype(np.int64)
+        starts = np.fromfile(index, "<i8", count, offset=begin + 4 * sentences + 8 * first)
+        ends = end + np.cumsum(lengths) * np.dtype(TYPES[code]).itemsize
+        if (lengths < 0).any() or starts[0] != end or (starts[1:] != ends[:-1]).any():
+            raise damaged
+        end = int(ends[-1])
+    if end != path.stat().st_size:
         raise damaged
     return TYPES[code]
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from longspan.data.checksums import chunks, remembered, stamp
 from longspan.errors import UserError
-from longspan.files import whole_file
+from longspan.files import alone, whole_file
 from longspan.home import home
 
 # How each compressed format begins, and what opens it.
@@ -39,9 +39,9 @@ def text_file(path: Path) -> Path:
     for magic, open_compressed in _COMPRESSED.items():
         if beginning.startswith(magic):
             copy = _unpacked(path, open_compressed)
-            _check_text(copy, shown=path)
+            check_text(copy, shown=path)
             return copy
-    _check_text(path, shown=path)
+    check_text(path, shown=path)
     return path
 
 
@@ -56,7 +56,8 @@ def is_text(beginning: bytes) -> bool:
     return not hides_text(beginning) and not zeros and controls <= _MOST_CONTROLS * size
 
 
-def _check_text(path: Path, shown: Path) -> None:
+def check_text(path: Path, shown: Path) -> None:
+    """A `UserError` about `shown` if the file at `path` is not text."""
     beginning = _beginning(path)
     if beginning.startswith(_ZSTD):
         raise UserError(f"{shown} is compressed with zstd: unpack it first, with 'zstd -d'")
@@ -86,8 +87,14 @@ def _beginning(path: Path) -> bytes:
 def _unpacked(path: Path, open_compressed: Callable[[Path], Any]) -> Path:
     identity = hashlib.blake2b(json.dumps([str(path.absolute()), stamp(path)]).encode(), digest_size=8)
     copy = home() / "unpacked" / f"{path.stem[:40]}-{identity.hexdigest()}"
-    if copy.is_file():
-        return copy
+    if not copy.is_file():
+        with alone(copy):
+            if not copy.is_file():
+                _unpack(path, open_compressed, copy)
+    return copy
+
+
+def _unpack(path: Path, open_compressed: Callable[[Path], Any], copy: Path) -> None:
     with whole_file(copy) as partial, open_compressed(path) as packed, partial.open("wb") as file:
         try:
             while chunk := packed.read(1 << 20):
@@ -98,4 +105,3 @@ def _unpacked(path: Path, open_compressed: Callable[[Path], Any]) -> Path:
             if problem.errno is not None:  # of the disk; those of bz2 have no number
                 raise
             raise UserError(f"{path} is damaged and cannot be unpacked: {problem}") from None
-    return copy

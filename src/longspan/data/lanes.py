@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from longspan.data.sharded_tokens import ShardedTokens
 from longspan.errors import UserError
 
 
@@ -73,7 +74,7 @@ class Lanes:
         seed: int = 0,
         rows: range | None = None,
     ) -> None:
-        self._tokens = np.asarray(tokens)  # slices of a plain array are cheaper than those of a memory map
+        self._tokens = cheap_to_slice(tokens)
         self._lane_length = len(tokens) // batch_size
         self._block_length = block_length
         self._jitter = jitter
@@ -126,6 +127,11 @@ class SomeLanes:
 
     def epoch_length(self, epoch: int) -> float:
         return self._source.epoch_length(epoch)
+
+
+def cheap_to_slice(tokens: Any) -> Any:
+    """The same tokens: slices of a plain array are cheaper than those of a memory map."""
+    return tokens if isinstance(tokens, ShardedTokens) else np.asarray(tokens)
 
 
 def as_block(texts: Sequence[npt.NDArray[Any]], *, begins: bool, position: LanePosition) -> TokenBlock:

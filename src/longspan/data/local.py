@@ -1,4 +1,4 @@
-"""Text on this machine: the standard library, files and folders."""
+"""Text on this machine: the standard library, files, folders and globs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from shlex import quote
 
-from longspan.data import data_bin, splitting
+from longspan.data import data_bin, json_lines, patterns, splitting
 from longspan.data.corpus import SPLITS, WHOLE, Corpus, Piece
 from longspan.data.file_type import hides_text, is_text, text_file
+from longspan.data.workers import Workers, processes_for
 from longspan.errors import UserError
 
 _NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
@@ -26,41 +27,68 @@ def python_sources() -> Corpus:
         for path in folder.rglob("*.py")
         if not _NOT_STANDARD_LIBRARY.intersection(path.relative_to(folder).parts) and path.is_file()
     ]
-    return Corpus("python", splitting.by_file(folder, _in_order(folder, files)))
+    return Corpus("python", splitting.by_file(folder, _as_they_are(_in_order(folder, files))))
 
 
-def from_path(path: Path, *, follow_links: bool = False, binary: bool = False) -> Corpus:
+def from_path(
+    path: Path, *, follow_links: bool = False, binary: bool = False, field: str | None = None
+) -> Corpus:
     """The text in a file or a folder.
 
-    `follow_links` is for a folder (see `from_folder`). With `binary` a file may hold any bytes.
+    `follow_links` is for a folder (see `from_folder`). With `binary` a file may hold any bytes. `field` has
+    the text of JSON lines.
     """
     if path.is_dir():
-        return from_folder(path, follow_links=follow_links, binary=binary)
+        return from_folder(path, follow_links=follow_links, binary=binary, field=field)
     if path.is_file():
-        return from_file(path, binary=binary)
+        return from_file(path, binary=binary, field=field)
     if path.exists():
         raise UserError(f"{path} is not a regular file: copy its text to one first")
     raise UserError(f"there is no file or folder {path}")
 
 
-def from_file(path: Path, *, binary: bool = False) -> Corpus:
+def from_file(path: Path, *, binary: bool = False, field: str | None = None) -> Corpus:
     """One text, split by position."""
     if path.stat().st_size == 0:
         raise UserError(f"{path} is empty: there is no text to train on")
-    piece = Piece.whole(path if binary else text_file(path))
+    piece = Piece.whole(path if binary else text_of(path, field))
     return Corpus(path.stem, splitting.by_position(str(path), [piece]))
 
 
-def whole_file(path: Path, *, binary: bool = False) -> Corpus:
+def from_pattern(pattern: str, *, binary: bool = False, field: str | None = None) -> Corpus:
+    """The files of a glob or a list (see `patterns`), split by file.
+
+    If they are called train, valid and test, they are the splits.
+    """
+    folder, files = patterns.matching(pattern)
+    files = [path for path in files if path.stat().st_size > 0]
+    if not files:
+        raise UserError(f"the files of '{pattern}' are empty: there is no text to train on")
+    if len(files) == 1:
+        return from_file(files[0], binary=binary, field=field)
+    if not binary and len({json_lines.is_json_lines(path) for path in files}) > 1:
+        raise UserError(f"'{pattern}' stands for .jsonl and other files: give only one of the two")
+    name = folder.resolve().name or "files"
+    texts = _texts(files, binary, field)
+    own_splits = {path.name.split(".")[0]: Piece.whole(text) for path, text in texts.items()}
+    if len(files) == len(SPLITS) and set(own_splits) == set(SPLITS):
+        return Corpus(name, {split: (own_splits[split],) for split in SPLITS})
+    return Corpus(name, splitting.by_file(folder, texts))
+
+
+def whole_file(path: Path, *, binary: bool = False, field: str | None = None) -> Corpus:
     """One text that is not split: its only split is `whole`."""
     if path.stat().st_size == 0:
         raise UserError(f"{path} is empty: there is no text to score")
-    return Corpus(path.stem, {WHOLE: (Piece.whole(path if binary else text_file(path)),)})
+    return Corpus(path.stem, {WHOLE: (Piece.whole(path if binary else text_of(path, field)),)})
 
 
-def from_folder(folder: Path, *, follow_links: bool = False, binary: bool = False) -> Corpus:
+def from_folder(
+    folder: Path, *, follow_links: bool = False, binary: bool = False, field: str | None = None
+) -> Corpus:
     """`train.txt`, `valid.txt` and `test.txt` if they are there, else every text file, split by file.
 
+    The three may be `.jsonl` files instead. Other `.jsonl` files are read by their field if all files are.
     A folder that fairseq prepared has numbers of words instead (`data_bin.py`).
     A link to a file outside the folder is an error unless `follow_links`: the folder may come from elsewhere,
     and the link may lead to a file that should not be trained on. With `binary` it is every file that is not
@@ -70,14 +98,15 @@ def from_folder(folder: Path, *, follow_links: bool = False, binary: bool = Fals
         _check_links(folder, sorted(folder.iterdir()), follow_links)
         return data_bin.from_folder(folder)
     name = folder.resolve().name
-    own_splits = {split: folder / f"{split}.txt" for split in SPLITS}
-    missing = [path.name for path in own_splits.values() if not path.is_file()]
-    if not missing:
-        _check_links(folder, own_splits.values(), follow_links)
-        texts = own_splits if binary else {split: text_file(path) for split, path in own_splits.items()}
-        return Corpus(name, {split: (Piece.whole(path),) for split, path in texts.items()})
-    if own_splits["train"].is_file():  # other splits made here could contain train text
-        raise UserError(f"{folder} has train.txt but no {' or '.join(missing)}: add what is missing")
+    for suffix in (".txt", ".jsonl"):
+        own_splits = {split: folder / f"{split}{suffix}" for split in SPLITS}
+        missing = [path.name for path in own_splits.values() if not path.is_file()]
+        if not missing:
+            _check_links(folder, own_splits.values(), follow_links)
+            texts = _texts(own_splits.values(), binary, field)
+            return Corpus(name, {split: (Piece.whole(texts[path]),) for split, path in own_splits.items()})
+        if own_splits["train"].is_file():  # other splits made here could contain train text
+            raise UserError(f"{folder} has train{suffix} but no {' or '.join(missing)}: add what is missing")
     files, hidden = list[Path](), list[Path]()
     visible = list(_visible_files(folder))
     _check_links(folder, visible, follow_links)
@@ -96,7 +125,38 @@ def from_folder(folder: Path, *, follow_links: bool = False, binary: bool = Fals
     files = _in_order(folder, files)
     if not files:
         raise UserError(f"{folder} has no text files (links to folders are not followed)")
-    return Corpus(name, splitting.by_file(folder, files))
+    of_json = [path for path in files if json_lines.is_json_lines(path)]
+    if len(of_json) == len(files):
+        return Corpus(name, splitting.by_file(folder, _texts(files, binary, field)))
+    if of_json and not binary:
+        warnings.warn(
+            f"{len(of_json)} .jsonl files in {folder} are read as plain text, since there are other files: "
+            f"to read their texts, give '{folder}/**/*.jsonl'",
+            stacklevel=2,
+        )
+    return Corpus(name, splitting.by_file(folder, _as_they_are(files)))
+
+
+def text_of(path: Path, field: str | None) -> Path:
+    """The file with the text of a file: itself, or a copy that was unpacked or extracted."""
+    return json_lines.text_of(path, field) if json_lines.is_json_lines(path) else text_file(path)
+
+
+def _texts(paths: Iterable[Path], binary: bool, field: str | None) -> dict[Path, Path]:
+    """The same for several files; with `binary`, themselves."""
+    files = list(paths)
+    if binary:
+        return _as_they_are(files)
+    processes = min(len(files), processes_for(sum(path.stat().st_size for path in files)))
+    if processes == 1:
+        return {path: text_of(path, field) for path in files}
+    with Workers("text-file", processes, field=field) as workers:
+        texts = [Path(os.fsdecode(text)) for text in workers.map(map(os.fsencode, files))]
+    return dict(zip(files, texts, strict=True))
+
+
+def _as_they_are(files: Iterable[Path]) -> dict[Path, Path]:
+    return {path: path for path in files}
 
 
 def _visible_files(folder: Path) -> Iterator[Path]:

@@ -7,29 +7,29 @@ import json
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from longspan.config import DataConfig, TokenizerConfig
-from longspan.data import corpora
-from longspan.data.checksums import forget, stamp
-from longspan.data.corpus import SPLITS, Corpus
+from longspan.data import corpora, json_lines
+from longspan.data.checksums import forget
+from longspan.data.corpus import CHUNK_BYTES, SPLITS, Corpus
 from longspan.data.download import Progress
-from longspan.data.token_file import TokenFile, write_token_file
+from longspan.data.encoding import encoder
+from longspan.data.fingerprint import VERSION, content, contents, digest, fingerprint
+from longspan.data.token_file import Encoder, TokenFile, write_token_file
 from longspan.data.tokenizers import Tokenizer, check_settings, fit_tokenizer, load_tokenizer
-from longspan.data.tokenizers.fitting import every_nth
+from longspan.data.workers import use_processes
 from longspan.errors import UserError
-from longspan.files import locked, remove_folder, whole_file, whole_folder
+from longspan.files import alone, locked, remove_folder, whole_folder
 from longspan.home import home
-from longspan.progress import every_seconds
+from longspan.progress import PROGRESS_SECONDS, every_seconds
 
-# Part of every fingerprint: raise it when the same text and settings would give other tokens.
-_VERSION = 2
 _FACTS = "corpus.json"
 NUMBERED = ("number", "fairseq")  # the tokenizers that read numbers
-_PROGRESS_SECONDS = 5.0
 
 
 def _quiet(line: str) -> None:
@@ -56,39 +56,50 @@ def prepare(
     """
     check_settings(config.tokenizer)
     try:
-        corpus = corpora.find(config.corpus, progress, binary=config.binary)
-        if tokenizer is not None:
-            return tokenize_with(tokenizer, corpus, config.tokenizer, progress)
-        return tokenize(corpus, config.tokenizer, progress)
+        with use_processes(config.processes):
+            return _prepare(config, progress, tokenizer)
     except OSError as problem:  # an unreadable file, a full disk
         reason = problem.strerror or str(problem)
         place = f" ({problem.filename})" if problem.filename else ""
         raise UserError(f"could not prepare {config.corpus}: {reason}{place}") from None
 
 
+def _prepare(config: DataConfig, progress: Progress, tokenizer: Tokenizer | None) -> TokenizedCorpus:
+    corpus = corpora.find(config.corpus, progress, binary=config.binary, field=config.field)
+    if config.field is not None and not json_lines.is_made_of(corpus):
+        raise UserError(f"{config.corpus} has no .jsonl files: leave out data.field")
+    if tokenizer is not None:
+        return tokenize_with(tokenizer, corpus, config.tokenizer, progress)
+    return tokenize(corpus, config.tokenizer, progress)
+
+
 def forget_checks() -> None:
     """Token files, corpora and texts are read as a whole when they are next used."""
     forget()
-    shutil.rmtree(_contents(), ignore_errors=True)
+    shutil.rmtree(contents(), ignore_errors=True)
 
 
 def tokenize(corpus: Corpus, config: TokenizerConfig, progress: Progress = _quiet) -> TokenizedCorpus:
     """The same for a `Corpus`."""
     _check_form(corpus, config.kind)
     _check_not_empty(corpus)
-    identity = fingerprint(corpus, config)
+    with _telling(progress, corpus, "reading the text"):
+        identity = fingerprint(corpus, config)
     folder = _folder(corpus, identity)
-    found = _open(folder)
-    if found is not None:
-        _warn_of_small_vocabulary(found, config)
-        return found
-    if _remove_incomplete(folder, lambda: _open(folder)):
-        progress(f"{folder} is incomplete: preparing it again")
-    _write(folder, corpus, config, identity, progress)
-    written = _open(folder)
-    assert written is not None
-    _warn_of_small_vocabulary(written, config)
-    return written
+    with _telling(progress, corpus, "checking the token files"):
+        found = _open(folder)
+    if found is None:
+        with alone(folder, partial(_wait, corpus, progress)):
+            found = _open(folder)  # another process may have made it in the meantime
+            if found is None:
+                if _remove_incomplete(folder, lambda: _open(folder)):
+                    progress(f"{folder} is incomplete: preparing it again")
+                _write(folder, corpus, config, identity, progress)
+                found = _open(folder)
+    if found is None:
+        raise UserError(f"{folder} was removed while it was made: prepare {corpus.name} again")
+    _warn_of_small_vocabulary(found, config)
+    return found
 
 
 def tokenize_with(
@@ -135,20 +146,24 @@ def split_tokens(
     prepared = _open(_folder(corpus, fingerprint(corpus, config)))
     if prepared is not None and _files_of(prepared.tokenizer) == wanted:
         return prepared.splits[split]
-    identity = _digest([_VERSION, _content(corpus)[split], corpus.form, wanted])
+    identity = digest([VERSION, content(corpus)[split], corpus.form, wanted])
     folder = _folder(corpus, f"{split}-{identity}")
-    found = _open_split(folder, split, tokenizer.vocabulary_size)
-    if found is not None:
-        return found
-    _remove_incomplete(folder, lambda: _open_split(folder, split, tokenizer.vocabulary_size))
-    progress(f"preparing {corpus.name}: {split}, {corpus.size(split) / 1e6:.1f} MB, {tokenizer.kind} tokens")
-    with whole_folder(folder, first_wins=True) as partial:
-        token_file = write_token_file(partial / f"{split}.tokens", tokenizer, corpus.read(split))
-        (partial / _FACTS).write_text(json.dumps(token_file.facts()) + "\n", encoding="utf-8")
-    written = _open_split(folder, split, tokenizer.vocabulary_size)
-    if written is None:
+    open_split = partial(_open_split, folder, split, tokenizer.vocabulary_size)
+    found = open_split()
+    if found is None:
+        with alone(folder, partial(_wait, corpus, progress)):
+            found = open_split()
+            if found is None:
+                _remove_incomplete(folder, open_split)
+                _write_split(folder, corpus, split, tokenizer, progress)
+                found = open_split()
+    if found is None:
         raise UserError(f"the {split} split of {corpus.name} has no tokens: it needs more than white space")
-    return written
+    return found
+
+
+def _wait(corpus: Corpus, progress: Progress) -> None:
+    progress(f"waiting for another process that prepares {corpus.name}")
 
 
 def _check_form(corpus: Corpus, kind: str) -> None:
@@ -202,31 +217,79 @@ def _folder(corpus: Corpus, identity: str) -> Path:
 def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, identity: str, progress: Progress) -> None:
     total = sum(corpus.size(split) for split in SPLITS)
     progress(f"preparing {corpus.name}: {total / 1e6:.1f} MB, {config.kind} tokens")
-    now = f"learning the {config.kind} vocabulary"
-    with every_seconds(
-        _PROGRESS_SECONDS, lambda seconds: progress(f"preparing {corpus.name}: {now}, {seconds:.0f} s")
-    ):
+    with _telling(progress, corpus, f"learning the {config.kind} vocabulary"):
         tokenizer = fit_tokenizer(config, corpus)
-        with whole_folder(folder, first_wins=True) as partial:
-            tokenizer.save(partial / "tokenizer")
-            facts = {}
-            for split in SPLITS:
-                now = f"encoding {split}"
-                token_file = write_token_file(partial / f"{split}.tokens", tokenizer, corpus.read(split))
-                if len(token_file) == 0:
-                    raise UserError(
-                        f"the {split} split of {corpus.name} has no tokens: it needs more than white space"
-                    )
-                facts[split] = token_file.facts()
-                progress(f"preparing {corpus.name}: {split} has {len(token_file):,} tokens")
-            about = {
-                "name": corpus.name,
-                "fingerprint": identity,
-                "settings": asdict(config),
-                "splits": facts,
-            }
-            about["checksum"] = _digest([about, _hashes(partial / "tokenizer")])
-            (partial / _FACTS).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    with (
+        whole_folder(folder, first_wins=True) as unfinished,
+        encoder(tokenizer, total) as encoding,
+    ):
+        tokenizer.save(unfinished / "tokenizer")
+        token_files = {}
+        for split in SPLITS:
+            token_file = _encoded(unfinished, corpus, split, encoding, progress)
+            if len(token_file) == 0:
+                raise UserError(
+                    f"the {split} split of {corpus.name} has no tokens: it needs more than white space"
+                )
+            token_files[split] = token_file
+            progress(f"preparing {corpus.name}: {split} has {len(token_file):,} tokens")
+        about = {
+            "name": corpus.name,
+            "fingerprint": identity,
+            "settings": asdict(config),
+            "splits": {split: token_file.facts() for split, token_file in token_files.items()},
+        }
+        about["checksum"] = digest([about, _hashes(unfinished / "tokenizer")])
+        (unfinished / _FACTS).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        written = unfinished.stat().st_ino
+    _remember(folder, written, token_files.values())
+
+
+def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer, progress: Progress) -> None:
+    progress(f"preparing {corpus.name}: {split}, {corpus.size(split) / 1e6:.1f} MB, {tokenizer.kind} tokens")
+    size = corpus.size(split)
+    with whole_folder(folder, first_wins=True) as unfinished, encoder(tokenizer, size) as encoding:
+        token_file = _encoded(unfinished, corpus, split, encoding, progress)
+        (unfinished / _FACTS).write_text(json.dumps(token_file.facts()) + "\n", encoding="utf-8")
+        written = unfinished.stat().st_ino
+    _remember(folder, written, [token_file])
+
+
+def _encoded(folder: Path, corpus: Corpus, split: str, encoding: Encoder, progress: Progress) -> TokenFile:
+    """Write the token file of a split."""
+    total, done = corpus.size(split), 0
+
+    def followed() -> Iterator[bytes]:
+        nonlocal done
+        for chunk in corpus.read(split):
+            done += len(chunk)
+            yield chunk
+
+    def so_far() -> str:
+        share = f", {done / 1e6:,.0f} of {total / 1e6:,.0f} MB" if total > CHUNK_BYTES else ""
+        return f"encoding {split}{share}"
+
+    with _telling(progress, corpus, so_far):
+        return write_token_file(folder / f"{split}.tokens", encoding, followed())
+
+
+@contextmanager
+def _telling(progress: Progress, corpus: Corpus, what: str | Callable[[], str]) -> Iterator[None]:
+    """Say every few seconds what is going on."""
+
+    def tell(seconds: float) -> None:
+        progress(f"preparing {corpus.name}: {what if isinstance(what, str) else what()}, {seconds:.0f} s")
+
+    with every_seconds(PROGRESS_SECONDS, tell):
+        yield
+
+
+def _remember(folder: Path, written: int, token_files: Iterable[TokenFile]) -> None:
+    """Token files that this process wrote need not be read to be checked, if its folder is the one kept."""
+    with suppress(OSError):
+        if folder.stat().st_ino == written:
+            for token_file in token_files:
+                replace(token_file, path=folder / token_file.path.name).remember()
 
 
 def _open(folder: Path) -> TokenizedCorpus | None:
@@ -234,7 +297,7 @@ def _open(folder: Path) -> TokenizedCorpus | None:
     try:
         about = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
         checksum = about.pop("checksum", None)  # folders of older versions have none
-        if checksum not in (None, _digest([about, _hashes(folder / "tokenizer")])):
+        if checksum not in (None, digest([about, _hashes(folder / "tokenizer")])):
             return None
         splits = {
             split: TokenFile(path=folder / f"{split}.tokens", **about["splits"][split]) for split in SPLITS
@@ -247,60 +310,3 @@ def _open(folder: Path) -> TokenizedCorpus | None:
     for token_file in splits.values():
         token_file.check(tokenizer.vocabulary_size)
     return TokenizedCorpus(about["name"], about["fingerprint"], tokenizer, splits, folder)
-
-
-def fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
-    """A hash of everything the tokens depend on: the text of each split and the settings."""
-    return _digest(
-        {
-            "version": _VERSION,
-            "text": _content(corpus),
-            "form": corpus.form,
-            "tokenizer": _settings(corpus, config),
-        }
-    )
-
-
-def _settings(corpus: Corpus, config: TokenizerConfig) -> dict[str, Any]:
-    """As JSON. Settings of older versions, which had no `fit_bytes`, keep their fingerprints."""
-    settings = asdict(config)
-    if config.fit_bytes is None:
-        del settings["fit_bytes"]
-        if config.kind == "bpe" and every_nth(config, corpus) > 1:  # older versions took all of the text
-            settings["every_nth"] = every_nth(config, corpus)
-    return settings
-
-
-def _content(corpus: Corpus) -> dict[str, str]:
-    """A hash of the bytes of each split; it is cached until a file changes."""
-    paths = {piece.path for pieces in corpus.splits.values() for piece in pieces}
-    stamps = {path: stamp(path) for path in paths}
-    seen = [
-        (split, str(piece.path), piece.start, piece.stop, *stamps[piece.path])
-        for split in corpus.splits
-        for piece in corpus.splits[split]
-    ]
-    remembered = _contents() / f"{_digest(seen)}.json"
-    try:
-        content = json.loads(remembered.read_text(encoding="utf-8"))
-        if isinstance(content, dict) and set(content) == set(corpus.splits):
-            return content
-    except (OSError, ValueError):
-        pass
-    content = {}
-    for split in corpus.splits:
-        digest = hashlib.blake2b(digest_size=16)
-        for chunk in corpus.read(split):
-            digest.update(chunk)
-        content[split] = digest.hexdigest()
-    with whole_file(remembered) as partial:
-        partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    return content
-
-
-def _contents() -> Path:
-    return home() / "content"
-
-
-def _digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()

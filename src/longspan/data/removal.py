@@ -13,7 +13,7 @@ from longspan.files import locked, whole_file
 from longspan.home import home
 
 # Caches: made from texts, and made again when they are needed.
-_MADE_AGAIN = ("tokens", "checked", "content", "unpacked")
+_MADE_AGAIN = ("tokens", "checked", "content", "unpacked", "extracted")
 
 
 def remove(name: str) -> tuple[list[Path], int]:
@@ -35,9 +35,16 @@ def remove(name: str) -> tuple[list[Path], int]:
     return _delete(found)
 
 
-def clean(*, downloads: bool = False) -> tuple[list[Path], int]:
-    """Remove all token files and other caches, and with `downloads` also all corpora that were downloaded."""
-    names = (*_MADE_AGAIN, "corpora", "downloads") if downloads else _MADE_AGAIN
+def clean(*, downloads: bool = False, stdin: bool = False) -> tuple[list[Path], int]:
+    """Remove all token files and other caches.
+
+    With `downloads` also all corpora that were downloaded, with `stdin` also texts from standard input.
+    """
+    names = [*_MADE_AGAIN]
+    if downloads:
+        names += ["corpora", "downloads"]
+    if stdin:
+        names.append("stdin")
     return _delete([home() / name for name in names])
 
 

@@ -9,13 +9,14 @@ Shapes: B segments in parallel (of this process), T tokens of a block.
 from __future__ import annotations
 
 import random
+from array import array
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from longspan.data.lanes import LanePosition, TokenBlock, as_block, check_fits
+from longspan.data.lanes import LanePosition, TokenBlock, as_block, cheap_to_slice, check_fits
 
 
 class Segments:
@@ -40,7 +41,7 @@ class Segments:
     ) -> None:
         """`segment_length` is a multiple of `block_length`; a position may be of another block length."""
         check_fits(tokens, batch_size, segment_length, unit="segment")
-        self._tokens = np.asarray(tokens)  # slices of a plain array are cheaper than those of a memory map
+        self._tokens = cheap_to_slice(tokens)
         self._batch_size, self._block_length, self._length = batch_size, block_length, segment_length
         self._at_end = at_end
         self._seed = seed
@@ -75,7 +76,11 @@ class Segments:
         draw = random.Random(f"{self._seed}/{epoch}")
         spare = len(self._tokens) - 1 - self._batch_size * self._length
         shift = draw.randrange(min(self._length, spare + 1))
-        order = list(range((len(self._tokens) - 1 - shift) // self._length))
+        # An array, since a list of a large text's segments would take several times the memory.
+        order = array("q", range((len(self._tokens) - 1 - shift) // self._length))
         draw.shuffle(order)
         groups = len(order) // self._batch_size
-        return shift + self._length * np.array(order[: groups * self._batch_size]).reshape(groups, -1)
+        begins = np.array(order, dtype=np.int64)[: groups * self._batch_size].reshape(groups, -1)
+        begins *= self._length
+        begins += shift
+        return begins

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from longspan.data.corpus import SPLITS, Piece
@@ -13,17 +13,19 @@ TRAIN_PERCENT, VALID_PERCENT = 90, 5
 _LINE_SEARCH_BYTES = 64 << 10
 
 
-def by_file(folder: Path, files: Sequence[Path]) -> dict[str, tuple[Piece, ...]]:
+def by_file(folder: Path, files: Mapping[Path, Path]) -> dict[str, tuple[Piece, ...]]:
     """Each file goes to one split, decided by a hash of its path in the folder.
+
+    `files` has the text of each file: the file itself, or a copy that was unpacked.
 
     So a file keeps its split when others are added or removed. If there are too few files for three splits,
     they are split by position, as one long file.
     """
     splits: dict[str, list[Piece]] = {split: [] for split in SPLITS}
-    for path in files:
-        splits[_split_of(path.relative_to(folder).as_posix())].append(Piece.whole(path))
+    for path, text in files.items():
+        splits[_split_of(path.relative_to(folder).as_posix())].append(Piece.whole(text))
     if any(sum(piece.stop for piece in pieces) == 0 for pieces in splits.values()):
-        return by_position(str(folder), [Piece.whole(path) for path in files])
+        return by_position(str(folder), [Piece.whole(text) for text in files.values()])
     return {split: tuple(pieces) for split, pieces in splits.items()}
 
 

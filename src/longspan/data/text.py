@@ -8,6 +8,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Iterator
 
+_LONGEST_WORD = 1 << 28  # characters
+
 
 def decoded(chunks: Iterable[bytes], *, lowercase: bool = False) -> Iterator[str]:
     """The same text; a character across two chunks comes with the later one."""
@@ -24,12 +26,18 @@ def _decoded(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def whole_lines(texts: Iterable[str]) -> Iterator[str]:
-    """The same text, cut only after a newline or, if a line is longer than a chunk, before a blank."""
+    """The same text, cut only after a newline or, if a line is longer than a chunk, before a blank.
+
+    A word without end, which could be larger than memory, is cut where it is very long.
+    """
     kept: list[str] = []
     for text in texts:
         cut = text.rfind("\n") + 1 or max(text.rfind(" "), 0)
         if cut:
             yield "".join([*kept, text[:cut]])
+            kept = []
+        elif sum(map(len, kept)) >= _LONGEST_WORD:
+            yield "".join(kept)
             kept = []
         kept.append(text[cut:])
     rest = "".join(kept)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from longspan.config import TokenizerConfig
 from longspan.data import TokenFile, Tokenizer, corpora, local
 from longspan.data.corpus import SPLITS, WHOLE
-from longspan.data.preparation import fingerprint, split_tokens
+from longspan.data.fingerprint import fingerprint
+from longspan.data.preparation import split_tokens
 from longspan.errors import UserError, nearest
 from longspan.runs import RunFolder
 
@@ -20,20 +21,24 @@ def held_out(
     progress: Callable[[str], None],
     *,
     binary: bool = False,
+    field: str | None = None,
 ) -> TokenFile:
     """The tokens of one split, made once by the tokenizer that the model was trained with.
 
     If it is the training corpus, its token files are used. The corpus may be another one or may have changed,
     so its vocabulary is not learned again: it would differ from the model's. `settings` are those of the
     tokenizer. The split `whole` is all of a text file. With `binary` files may hold any bytes.
+    `field` has the text of JSON lines.
     """
     if split == WHOLE:
         file = corpora.file_of(corpus)
         if file is None:
             raise UserError(f"{corpus} is not a text file: score its train, valid or test split")
-        return split_tokens(local.whole_file(file, binary=binary), WHOLE, tokenizer, settings, progress)
+        text = local.whole_file(file, binary=binary, field=field)
+        return split_tokens(text, WHOLE, tokenizer, settings, progress)
     check_split(split)
-    return split_tokens(corpora.find(corpus, progress, binary=binary), split, tokenizer, settings, progress)
+    found = corpora.find(corpus, progress, binary=binary, field=field)
+    return split_tokens(found, split, tokenizer, settings, progress)
 
 
 def check_split(split: str) -> None:
@@ -55,5 +60,5 @@ def has_changed(run: RunFolder, progress: Callable[[str], None]) -> bool:
     The text is read only if the size or time of a file has changed.
     """
     data = run.config.data
-    corpus = corpora.find(data.corpus, progress, binary=data.binary)
+    corpus = corpora.find(data.corpus, progress, binary=data.binary, field=data.field)
     return fingerprint(corpus, data.tokenizer) != run.fingerprint

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from longspan.evaluation.protocols import EvaluationPlan
 
 _INSIDE_CHARACTERS = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
+_CHUNK_TOKENS = 1 << 22
 _BLANKS = string.whitespace.encode()
 
 
@@ -68,11 +69,14 @@ def scored_unknown(token_file: TokenFile | TokenArray, tokenizer: Tokenizer, pla
 
 def _scored(token_file: TokenFile | TokenArray, plan: EvaluationPlan) -> Iterator[np.ndarray]:
     for lane in plan.lanes:
-        first = lane.start + 1
-        tokens = token_file.tokens[first : first + lane.length]
-        if plan.unscored_every is not None:
-            tokens = np.delete(tokens, slice(plan.unscored_every - 1, None, plan.unscored_every))
-        yield tokens
+        first, last = lane.start + 1, lane.start + 1 + lane.length
+        every = plan.unscored_every or 1
+        step = max(1, _CHUNK_TOKENS // every) * every  # a lane may be larger than memory
+        for begin in range(first, last, step):
+            tokens = token_file.tokens[begin : min(begin + step, last)]
+            if plan.unscored_every is not None:
+                tokens = np.delete(tokens, slice(every - 1, None, every))
+            yield tokens
 
 
 def _share(amount: int | None, part: int, whole: int) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,14 @@ import tokenizers
 
 from longspan.config import TokenizerConfig
 from longspan.data.corpus import Corpus
-from longspan.data.text import decoded, lines, readable, whole_lines
+from longspan.data.text import lines, readable
 from longspan.data.tokenizers.fitting import every_nth, fit_texts, learn
-from longspan.data.tokenizers.interface import Ids, Tokenizer
+from longspan.data.tokenizers.interface import Ids, TextTokenizer
 
 _MODEL = "bpe.json"
 
 
-class BpeTokenizer(Tokenizer):
+class BpeTokenizer(TextTokenizer):
     """A token is a frequent sequence of bytes; a newline always ends it."""
 
     form = kind = "bpe"
@@ -45,9 +44,6 @@ class BpeTokenizer(Tokenizer):
         text = readable(text.lower() if self.lowercase else text)
         encodings = self.model.encode_batch_fast(lines(text), add_special_tokens=False)
         return np.concatenate([np.empty(0, np.int32), *(np.array(e.ids, np.int32) for e in encodings)])
-
-    def encode_split(self, chunks: Iterable[bytes]) -> Iterator[Ids]:
-        return map(self.encode, whole_lines(decoded(chunks)))
 
     def pieces(self) -> list[bytes]:
         byte_of = _byte_of_letter()

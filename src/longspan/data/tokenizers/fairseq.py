@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 from longspan.config import TokenizerConfig
 from longspan.data.corpus import Corpus
 from longspan.data.data_bin import DataBin, symbols
-from longspan.data.text import decoded, whole_lines
 from longspan.data.tokenizers.interface import Ids, TokenStream
 from longspan.data.tokenizers.number import NumberTokenizer
 from longspan.data.tokenizers.vocabulary import EOS
@@ -45,8 +43,8 @@ class FairseqTokenizer(NumberTokenizer):
         words = text.replace("\n", f" {self._words[END]} ").split()
         return np.array([self._numbers.get(word, UNKNOWN) for word in words], dtype=np.int64)
 
-    def encode_split(self, chunks: Iterable[bytes]) -> Iterator[Ids]:
-        return map(super().encode, whole_lines(decoded(chunks)))
+    def encode_text(self, text: str) -> Ids:
+        return super().encode(text)
 
     def pieces(self) -> list[bytes]:
         return [b"\n" if number == END else f"{word} ".encode() for number, word in enumerate(self._words)]

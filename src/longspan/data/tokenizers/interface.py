@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from longspan.data.text import decoded, whole_lines
 from longspan.errors import UserError
 
 Ids: TypeAlias = npt.NDArray[Any]
@@ -99,6 +100,21 @@ class Tokenizer(ABC):
         folder.mkdir(parents=True, exist_ok=True)
         settings = {"form": self.form, "kind": self.kind, **self.settings()}
         (folder / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+
+
+class TextTokenizer(Tokenizer):
+    """A tokenizer that encodes a split text by text, each on its own: several processes can do it."""
+
+    def texts(self, chunks: Iterable[bytes]) -> Iterator[str]:
+        """The texts of a split, with what this tokenizer adds at its end."""
+        return whole_lines(decoded(chunks))
+
+    def encode_text(self, text: str) -> Ids:
+        """The ids of a text of a split."""
+        return self.encode(text)
+
+    def encode_split(self, chunks: Iterable[bytes]) -> Iterator[Ids]:
+        return map(self.encode_text, self.texts(chunks))
 
 
 def id_type(vocabulary_size: int) -> np.dtype[Any]:

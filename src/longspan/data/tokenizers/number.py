@@ -12,14 +12,14 @@ import numpy as np
 from longspan.config import TokenizerConfig
 from longspan.data.corpus import Corpus
 from longspan.data.text import decoded, whole_lines
-from longspan.data.tokenizers.interface import Ids, Tokenizer, TokenStream
+from longspan.data.tokenizers.interface import Ids, TextTokenizer, TokenStream
 from longspan.data.tokenizers.word import WordStream
 from longspan.errors import UserError
 
 MOST_DIGITS = 9  # fits into 32 bits
 
 
-class NumberTokenizer(Tokenizer):
+class NumberTokenizer(TextTokenizer):
     """Token 7 is the text "7"; whitespace separates tokens."""
 
     form = "number"
@@ -50,9 +50,6 @@ class NumberTokenizer(Tokenizer):
         if len(ids) and ids.max() >= self._size:
             raise UserError(f"the tokens are 0 to {self._size - 1}, but the text has the number {ids.max()}")
         return ids
-
-    def encode_split(self, chunks: Iterable[bytes]) -> Iterator[Ids]:
-        return map(self.encode, whole_lines(decoded(chunks)))
 
     def pieces(self) -> list[bytes]:
         return [b"%d " % token for token in range(self._size)]

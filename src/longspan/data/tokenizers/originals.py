@@ -47,7 +47,7 @@ class OriginalTokenizer:
 
 
 def _fit_words(config: TokenizerConfig, corpus: Corpus) -> Tokenizer:
-    words = _ordered(count_words(decoded(corpus.read("train"))), config)
+    words = _ordered(count_words(decoded(corpus.read("train")), corpus.size("train")), config)
     if config.kind == "transformer-xl":
         words = [EOS, *(word for word in words if word != EOS)]
     return WordTokenizer(words, kind=config.kind, unknown=False)

@@ -17,9 +17,9 @@ import sentencepiece
 
 from longspan.config import TokenizerConfig
 from longspan.data.corpus import Corpus
-from longspan.data.text import decoded, lines, readable, whole_lines
+from longspan.data.text import lines, readable
 from longspan.data.tokenizers.fitting import every_nth, fit_texts, learn
-from longspan.data.tokenizers.interface import Ids, Tokenizer
+from longspan.data.tokenizers.interface import Ids, TextTokenizer
 
 _MODEL = "sentencepiece.model"
 _LONGEST = 4096  # the most characters of a line for the trainer
@@ -27,7 +27,7 @@ _LONG_WORD_BYTES = 100_000  # of words without end, about so much: their time gr
 _BLANK = "\u2581"  # how SentencePiece writes a blank
 
 
-class SentencePieceTokenizer(Tokenizer):
+class SentencePieceTokenizer(TextTokenizer):
     """A token is a piece of a unigram model, the most likely first.
 
     SentencePiece itself puts the bytes first, which are rare in text. Here they are last, so that the
@@ -67,9 +67,6 @@ class SentencePieceTokenizer(Tokenizer):
         text = readable(text.lower() if self.lowercase else text)
         ids = chain.from_iterable(self._pieces.encode(lines(text)))
         return self._token_of[np.fromiter(ids, dtype=np.int32)]
-
-    def encode_split(self, chunks: Iterable[bytes]) -> Iterator[Ids]:
-        return map(self.encode, whole_lines(decoded(chunks)))
 
     def pieces(self) -> list[bytes]:
         return [self._bytes_of(number) for number in self._order]

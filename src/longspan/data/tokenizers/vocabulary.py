@@ -5,14 +5,17 @@ Counts are dictionaries in order of first appearance, so every order can be deri
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from longspan.data.text import whole_lines
+from longspan.data.workers import Workers, processes_for
+from longspan.data.workers.tasks import UTF_8
 
 EOS = "<eos>"
 UNKNOWN = "<unk>"
@@ -32,13 +35,25 @@ def words_of(text: str) -> list[str]:
     return text.replace("\n", f" {EOS} ").split()
 
 
-def count_words(texts: Iterable[str]) -> dict[str, int]:
-    """Words of a whole split; a last line without a newline gets an end too."""
-    counts: Counter[str] = Counter()
+def count_words(texts: Iterable[str], num_bytes: int = 0) -> dict[str, int]:
+    """Words of a whole split, of about so many bytes; a last line without a newline gets an end too."""
     ended = True
-    for text in whole_lines(texts):
-        counts.update(words_of(text))
-        ended = text.endswith("\n")
+
+    def followed() -> Iterator[str]:
+        nonlocal ended
+        for text in whole_lines(texts):
+            yield text
+            ended = text.endswith("\n")
+
+    counts: Counter[str] = Counter()
+    processes = processes_for(num_bytes)
+    if processes == 1:
+        for text in followed():
+            counts.update(words_of(text))
+    else:
+        with Workers("count-words", processes) as workers:
+            for part in workers.map(text.encode(*UTF_8) for text in followed()):
+                counts.update(json.loads(part))
     if not ended:
         counts[EOS] += 1
     return counts

@@ -10,12 +10,12 @@ import numpy as np
 
 from longspan.config import TokenizerConfig
 from longspan.data.corpus import Corpus
-from longspan.data.text import decoded, readable, whole_lines
-from longspan.data.tokenizers.interface import Ids, Tokenizer, TokenStream, lacking
+from longspan.data.text import decoded, readable
+from longspan.data.tokenizers.interface import Ids, TextTokenizer, TokenStream, lacking
 from longspan.data.tokenizers.vocabulary import EOS, UNKNOWN, count_words, in_order, words_of
 
 
-class WordTokenizer(Tokenizer):
+class WordTokenizer(TextTokenizer):
     """A token is a word. With `unknown`, words outside the vocabulary are `<unk>`; without, an error."""
 
     form = "word"
@@ -34,7 +34,8 @@ class WordTokenizer(Tokenizer):
     @staticmethod
     def fit(config: TokenizerConfig, corpus: Corpus) -> WordTokenizer:
         """The words of the train split, and always `<unk>`, since held-out text may need it."""
-        counts = count_words(decoded(corpus.read("train"), lowercase=config.lowercase))
+        texts = decoded(corpus.read("train"), lowercase=config.lowercase)
+        counts = count_words(texts, corpus.size("train"))
         counts.setdefault(EOS, 0)
         counts.setdefault(UNKNOWN, 0)
         if config.vocabulary_size is not None:
@@ -58,13 +59,13 @@ class WordTokenizer(Tokenizer):
         except KeyError:
             raise lacking("words", (word for word in words if word not in self._ids)) from None
 
-    def encode_split(self, chunks: Iterable[bytes]) -> Iterator[Ids]:
+    def texts(self, chunks: Iterable[bytes]) -> Iterator[str]:
         ended = True
-        for text in whole_lines(decoded(chunks)):
-            yield self.encode(text)
+        for text in super().texts(chunks):
+            yield text
             ended = text.endswith("\n")
         if not ended:
-            yield self.encode("\n")
+            yield "\n"
 
     def pieces(self) -> list[bytes]:
         return [
