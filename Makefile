@@ -2,6 +2,7 @@
 # make test    linters, types and the whole test suite
 # make audit   known vulnerabilities of the locked dependencies
 # make test-faults   20 kills of a run and of a search, which end as if nothing had happened; minutes
+# make test-cluster  Debian's Slurm on this machine, as two nodes; installs it and needs root
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +11,7 @@ CHECKED := src tests benchmarks examples
 AUDIT := .venv-audit
 CPP := $(wildcard src/longspan/kernels/*/*.cpp)
 
-.PHONY: train test test-faults lint audit clean
+.PHONY: train test test-faults test-cluster lint audit clean
 
 train: $(VENV)/installed
 	$(BIN)/longspan train
@@ -20,6 +21,10 @@ test: $(VENV)/installed-dev lint
 
 test-faults: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m faults tests/faults
+
+test-cluster: $(VENV)/installed-dev
+	command -v slurmctld >/dev/null || (apt-get update && apt-get install --yes --no-install-recommends slurm-wlm munge)
+	$(BIN)/python -m pytest -m cluster tests/cluster
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check $(CHECKED)
