@@ -184,8 +184,7 @@ def _continue_run(
 ) -> None:
     """`before` is what config.toml holds, if a command gives other options."""
     device = pick_device(folder.config.training.device)
-    with distributed.first_before_others():  # rank 0 puts a damaged checkpoint aside
-        saved = resume_point.load(folder, log)
+    saved = resume_point.load(folder, log)
     folder.config = config = resolved(folder.config, device)  # config.toml has `auto` only if it was edited
     changes = [] if before is None else changed_options.differences(before, config)
     if saved is not None:
