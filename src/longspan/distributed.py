@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,10 @@ from torch.distributed.rendezvous import rendezvous
 from longspan.errors import UserError
 
 if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
+
+    from longspan.state import State
 
 T = TypeVar("T", bound=Tensor)
 
@@ -188,15 +191,29 @@ def text_from_first(text: str) -> str:
     return bytes(held.tolist()).decode("utf-8", "surrogateescape")
 
 
-def reshard(model: nn.Module) -> None:
-    """Free the gathered weights of a sharded model; each rank keeps its part."""
-    if not dist.is_initialized():
-        return
-    from torch.distributed.fsdp import FSDPModule
+class _Begins(Protocol):
+    def initial_state(self, batch_size: int) -> State: ...
 
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    def modules(self) -> Iterator[nn.Module]: ...
+
+
+def initial_state(model: _Begins, batch_size: int) -> State:
+    """`model.initial_state` for a model that may be sharded: it reads weights outside of the forward pass."""
+    modules = _sharded_modules(model)
+    if not modules:
+        return model.initial_state(batch_size)
+    for module in modules:
+        module.unshard()
+    with torch.no_grad():
+        state = model.initial_state(batch_size).map(torch.clone)
+    reshard(model)
+    return state
+
+
+def reshard(model: _Begins) -> None:
+    """Free the gathered weights of a sharded model; each rank keeps its part."""
+    for module in _sharded_modules(model):
+        module.reshard()
 
 
 @contextmanager
@@ -215,6 +232,14 @@ def first_before_others() -> Iterator[None]:
         raise
     if is_first():
         any_rank(False)
+
+
+def _sharded_modules(model: _Begins) -> list[FSDPModule]:
+    if not dist.is_initialized():
+        return []
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 def _as_sharded(tensor: Tensor) -> DTensor | None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from longspan import distributed
 from longspan.config import RunConfig, schema
 from longspan.search import Searching
-from longspan.training import Strategy, resume, train
+from longspan.training import Stopped, Strategy, resume, train
 
 SPAN = {"limit": 16, "ramp": 4, "penalty": 1e-3}
 SIZES = {"num_layers": 2, "width": 16, "num_heads": 2, "inner_width": 32}
@@ -103,14 +104,21 @@ def configuration(name: str, text: Path, *, shard: bool = False, **training: Any
     return schema.read(RunConfig, table)
 
 
-def run(name: str, text: Path, out: Path, *, again: bool = False, **options: Any) -> None:
-    """Train a case into a folder; with `again`, continue a run that was stopped."""
+def run(
+    name: str, text: Path, out: Path, *, again: bool = False, stop_at: int | None = None, **options: Any
+) -> None:
+    """Train a case into a folder, to its end or to a logged step; `again` continues a run that was stopped."""
     strategy: type[Strategy] = Searching if "search" in CASES[name] else Strategy
     config = configuration(name, text, **options)
-    if again:
-        resume(out, config, strategy=strategy)
-    else:
-        train(config, out, strategy=strategy)
+
+    def before_stop(line: dict[str, Any]) -> bool:
+        return line["step"] != stop_at
+
+    with suppress(Stopped):
+        if again:
+            resume(out, config, strategy=strategy, callback=before_stop)
+        else:
+            train(config, out, strategy=strategy, callback=before_stop)
 
 
 def launch(processes: int, folder: Path, jobs: list[dict[str, Any]]) -> None:

@@ -77,3 +77,37 @@ def test_as_one_process(processes: int, names: tuple[str, ...], folder: Path, te
         run(name, text, place / f"{name}-one")
         for shard in (False, True):
             assert_same(place / f"{name}-{shard}", place / f"{name}-one")
+
+
+def resumed(name: str, folder: Path, text: Path, *ranks: int) -> Path:
+    """The folder of a run that was stopped every three steps and continued with the next number of ranks."""
+    out = folder / f"{name}-{'-'.join(map(str, ranks))}"
+    job = {"name": name, "text": str(text), "out": str(out)}
+    for part, processes in enumerate(ranks):
+        last = part + 1 == len(ranks)
+        more = {"again": part > 0, "stop_at": None if last else 3 * (part + 1), "shard": processes > 2}
+        if processes == 1:
+            run(name, text, out, **more)
+        else:
+            launch(processes, folder, [job | more])
+    return out
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        ("flagship", (2, 1)),
+        *(
+            pytest.param(name, ranks, marks=pytest.mark.distributed)
+            for name, ranks in [
+                ("adaptive-span", (2, 4, 1)),
+                ("transformer-xl", (1, 2, 4)),
+                ("sha-rnn", (4, 2, 1)),
+                ("search", (2, 4, 1)),
+            ]
+        ),
+    ],
+)
+def test_another_number_of_ranks(name: str, ranks: tuple[int, ...], tmp_path: Path, text: Path) -> None:
+    run(name, text, tmp_path / "one")
+    assert_same(resumed(name, tmp_path, text, *ranks), tmp_path / "one")

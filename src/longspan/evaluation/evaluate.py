@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from longspan import distributed
 from longspan.evaluation.by_position import by_position as positions_of
@@ -91,10 +91,10 @@ def _sum_of_nats(
     read = 0
     lanes = _own_lanes(plan)
     with torch.no_grad(), _evaluating(model):
-        state = model.initial_state(len(lanes))
+        state = distributed.initial_state(model, len(lanes))
         for inputs_BT, targets_BT, counts_BT in _blocks(tokens, plan, lanes, block_length):
             if not memory:
-                state = model.initial_state(len(lanes))
+                state = distributed.initial_state(model, len(lanes))
             hidden_BTD, state = model(inputs_BT.to(device), state)
             nll_BT = model.head.nll(hidden_BTD, targets_BT.to(device))
             nll_BT = torch.where(counts_BT.to(device), nll_BT, 0.0)
@@ -137,7 +137,7 @@ def _blocks(
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def _evaluating(model: LanguageModel) -> Iterator[None]:
     """Evaluation mode for every module. Afterwards each has its own mode again, and weights are sharded."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

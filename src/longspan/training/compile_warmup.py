@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from longspan import distributed
 from longspan.config import StageConfig
 from longspan.data import LanePosition
 from longspan.optim import set_rate
@@ -37,7 +38,7 @@ def warm_up_compilation(
             if block is None:
                 break
             if block.begins:
-                state = model.initial_state(block.tokens_BT.shape[0])
+                state = distributed.initial_state(model, block.tokens_BT.shape[0])
             _, state = updater.update(block.tokens_BT, block.targets_BT, state, optimizers, stage.clip_norm)
             position = block.position
     updater.scaler.load_state_dict(scale)

@@ -96,7 +96,7 @@ class Loop:
     def _begin(self) -> None:
         self._progress, self._loss_meter = RunProgress(), LossMeter()
         self._begin_stage()
-        self._state = self._model.initial_state(len(self._lanes))
+        self._state = distributed.initial_state(self._model, len(self._lanes))
         self._records = self._own_records()
         self._unsaved = False
 
@@ -249,7 +249,7 @@ class Loop:
         stage, progress = self._stage, self._progress
         block, *more = blocks
         if block.begins:
-            self._state = self._model.initial_state(block.tokens_BT.shape[0])
+            self._state = distributed.initial_state(self._model, block.tokens_BT.shape[0])
         self._model.begin_epoch(block.position.epoch)
         part = fraction(stage, progress.stage_step + 1, progress.stage_seconds, self._epochs(block))
         progress.learning_rate = stage.learning_rate * part

@@ -25,15 +25,13 @@ def shard(model: LanguageModel) -> None:
     Vectors and scalars stay whole. Dividing them saves nothing, and hooks read them outside of the forward
     pass, where sharded parameters are not gathered: spans, logits of a search.
     """
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import fully_shard
 
     mesh = distributed.mesh(next(model.parameters()).device.type)
     whole = {p for p in model.parameters() if p.ndim < 2}
     lists = (child for child in model.children() if isinstance(child, nn.ModuleList))
     for module in [*(block for blocks in lists for block in blocks), model]:
         fully_shard(module, mesh=mesh, ignored_params=whole)
-        if hasattr(module, "initial_state"):
-            register_fsdp_forward_method(module, "initial_state")  # it may read parameters
 
 
 def replicate(module: nn.Module) -> nn.Module:

@@ -18,6 +18,7 @@ from longspan.hooks import added_penalties
 from longspan.models import LanguageModel, Stack
 from longspan.state import State
 from longspan.training import parallel
+from longspan.training.grad_scaler import GradScaler
 from longspan.training.graphs import CapturedModel
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -53,7 +54,7 @@ class Updater:
         self.model = model
         self.micro_batches = micro_batches
         self.device = next(model.parameters()).device
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+        self.scaler = GradScaler(self.device.type, enabled=precision == "fp16")
         self._fallback = fallback or CompileFallback(enabled=False)
         recomputes = isinstance(model, Stack) and model.around_block is not None
         can_capture = self.device.type == "cuda" and micro_batches == 1 and not recomputes and not sharded
@@ -159,7 +160,7 @@ class _Losses(nn.Module):
         losses, nats = [], torch.zeros((), device=blocks[0].tokens_BT.device)
         for block in blocks:
             if block.begins:
-                state = self.model.initial_state(lanes.stop - lanes.start)
+                state = distributed.initial_state(self.model, lanes.stop - lanes.start)
             with added_penalties() as added:
                 hidden_BTD, state = self._read(block.tokens_BT[lanes], state)
             with self._autocast():

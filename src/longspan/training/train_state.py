@@ -60,7 +60,7 @@ def unpack(
         if device.type == "cuda" and "cuda" in generators:
             torch.cuda.set_rng_state(generators["cuda"], device)
     carried = checkpoint.below("state")
-    if missing := model.initial_state(1).flatten().keys() - carried.keys():
+    if missing := distributed.initial_state(model, 1).flatten().keys() - carried.keys():
         raise KeyError(f"state.{min(missing)}")
     return State.unflatten(carried).select(slice(lanes.start, lanes.stop)).to(device)
 
