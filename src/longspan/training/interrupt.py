@@ -16,6 +16,8 @@ class Interrupt:
     """While active, the first signal is only remembered; a second SIGINT or SIGTERM has its usual effect.
 
     A second SIGHUP has none: when a terminal is closed, it often comes from the system and from the shell.
+    Under torchrun no second signal has an effect: Slurm sends SIGTERM to all processes of a job, and torchrun,
+    which gets it too, sends it to its processes again. It kills those that have not ended after 30 seconds.
     """
 
     def __init__(self) -> None:
@@ -41,7 +43,8 @@ class Interrupt:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._caught is None:
             self._caught = number
-        self._restore(signal.SIGINT, signal.SIGTERM)
+        if not distributed.launched():
+            self._restore(signal.SIGINT, signal.SIGTERM)
 
     def _restore(self, *numbers: int) -> None:
         for number in numbers:
