@@ -1,23 +1,14 @@
-"""A model of a training step on many GPUs: time of computation and communication.
+"""A model of a training step on many GPUs: time of computation and communication, memory of a GPU.
 
-    python benchmarks/scaling_model.py --steps FILE [--json FILE]
-
-prints the tables of docs/scaling.md, which explains the formulas. FILE has the time of steps on one GPU, as
-`benchmarks/large_steps.py` writes it. Everything about the network is an assumption: see `NETWORKS`.
-
-N is the number of GPUs. Sizes are in bytes, times in seconds, bandwidths in bytes per second.
+docs/scaling.md has the formulas. `scaling_table.py` applies them to recipes, `scaling_check.py` compares them
+with measurements on a CPU. N is the number of GPUs. Sizes are in bytes, times in seconds, bandwidths in bytes per second.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 FLOAT32, BF16 = 4, 2
 BUCKET = 25 * 2**20  # of DDP
@@ -73,13 +64,19 @@ def exposed(communication: float, behind: float, least: float) -> float:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is communicated of a model. `matrices` are those that Muon updates, by rows and columns."""
+    """Of a model, in elements. `matrices` are those that Muon updates: how many, by rows and columns."""
 
     parameters: int
-    blocks: int  # elements of the matrices of all blocks
+    num_blocks: int
+    blocks: int  # the matrices of all blocks
     largest_block: int
-    outside: int  # elements of the matrices outside of blocks: embeddings and output
+    outside: int  # the matrices outside of blocks: embeddings and output
     matrices: Mapping[tuple[int, int], int]
+
+    @property
+    def vectors(self) -> int:
+        """What is not sharded."""
+        return self.parameters - self.blocks - self.outside
 
 
 @dataclass(frozen=True)
@@ -110,28 +107,20 @@ def ddp(compute: float, sizes: Sizes, n: int, network: Network, *, captured: boo
     return Step(compute, communication, exposed(communication, 2 / 3 * compute, last))
 
 
-def fsdp(
-    compute: float, sizes: Sizes, n: int, network: Network, *, num_blocks: int, micro_batches: int = 1
-) -> Step:
+def fsdp(compute: float, sizes: Sizes, n: int, network: Network, *, micro_batches: int = 1) -> Step:
     """Matrices are gathered in float32 for the forward and again for the backward pass, block by block.
 
     Those outside of blocks stay in between. The gradients of the last micro-batch are reduce-scattered, also
-    block by block. Vectors are averaged after the backward pass.
+    block by block. Vectors are averaged after the backward pass, in one piece.
     """
     outside = gather(FLOAT32 * sizes.outside, n, network)
-    block = gather(FLOAT32 * sizes.blocks / num_blocks, n, network)
-    first_block = gather(FLOAT32 * sizes.largest_block, n, network)
-    vectors = all_reduce(FLOAT32 * (sizes.parameters - sizes.blocks - sizes.outside), n, network)
-    forward = outside + num_blocks * block
-    scatter = outside + num_blocks * block
-    backward = num_blocks * block
-    communication = micro_batches * (forward + backward) + scatter + vectors
-    not_hidden = (
-        micro_batches * exposed(forward, compute / 3 / micro_batches, outside + first_block)
-        + exposed(micro_batches * backward + scatter, 2 / 3 * compute, outside)
-        + vectors
-    )
-    return Step(compute, communication, not_hidden)
+    block = gather(FLOAT32 * sizes.blocks / sizes.num_blocks, n, network)
+    blocks = sizes.num_blocks * block
+    vectors = all_reduce(FLOAT32 * sizes.vectors, n, network)
+    forward = exposed(outside + blocks, compute / 3 / micro_batches, least=outside + block)
+    backward = exposed(micro_batches * blocks + blocks + outside, 2 / 3 * compute, least=outside)
+    communication = micro_batches * (outside + 2 * blocks) + blocks + outside + vectors
+    return Step(compute, communication, micro_batches * forward + backward + vectors)
 
 
 def muon_flops(matrices: Mapping[tuple[int, int], int], n: int = 1) -> float:
@@ -142,17 +131,65 @@ def muon_flops(matrices: Mapping[tuple[int, int], int], n: int = 1) -> float:
     )
 
 
-def muon_gather(matrices: Mapping[tuple[int, int], int], n: int, network: Network) -> float:
-    """Every GPU gets all orthogonalised matrices, in bf16. Each sends equally many: some are zeros."""
+def muon_gather(
+    matrices: Mapping[tuple[int, int], int], n: int, network: Network, element: int = BF16
+) -> float:
+    """Every GPU gets all orthogonalised matrices. Each sends equally many: some of them are zeros."""
     return sum(
-        gather(BF16 * n * math.ceil(count / n) * rows * columns, n, network)
+        gather(element * n * math.ceil(count / n) * rows * columns, n, network)
         for (rows, columns), count in matrices.items()
     )
 
 
-def muon_exchange(matrices: Mapping[tuple[int, int], int], n: int, network: Network) -> float:
-    """Of sharded matrices: their rows to the GPU that orthogonalises them, and back, in bf16."""
+def muon_exchange(
+    matrices: Mapping[tuple[int, int], int], n: int, network: Network, element: int = BF16
+) -> float:
+    """Of sharded matrices: their rows to the GPU that orthogonalises them, and back."""
     return sum(
-        2 * all_to_all(BF16 * n * math.ceil(count / n) * math.ceil(rows / n) * columns, n, network)
+        2 * all_to_all(element * n * math.ceil(count / n) * math.ceil(rows / n) * columns, n, network)
         for (rows, columns), count in matrices.items()
     )
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one GPU."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    carried_state: float
+
+    @property
+    def total(self) -> float:
+        return sum(asdict(self).values())
+
+
+def memory(
+    sizes: Sizes,
+    n: int,
+    *,
+    optimizer_copies: float,
+    activations: float,
+    state: float,
+    lanes: int,
+    micro_batches: int = 1,
+    sharded: bool = False,
+) -> Memory:
+    """`activations` and `state` are those of one lane; `lanes` are those of one GPU.
+
+    Sharded, a GPU has 1/N of the matrices, and all of those outside of blocks and of two blocks while they
+    are computed. The carried state is there twice, before and after the block of tokens.
+    """
+    divided = sizes.blocks + sizes.outside
+    held = divided / n + sizes.vectors if sharded else float(sizes.parameters)
+    gathered = sizes.outside + 2 * sizes.largest_block if sharded else 0
+    return Memory(
+        weights=FLOAT32 * (held + gathered),
+        gradients=FLOAT32 * (held + gathered),
+        optimizer=FLOAT32 * optimizer_copies * held,
+        activations=activations * math.ceil(lanes / micro_batches),
+        carried_state=2 * state * lanes,
+    )
+
