@@ -107,7 +107,7 @@ def configuration(name: str, text: Path, *, shard: bool = False, **training: Any
 def run(
     name: str, text: Path, out: Path, *, again: bool = False, stop_at: int | None = None, **options: Any
 ) -> None:
-    """Train a case into a folder, to its end or to a logged step; `again` continues a run that was stopped."""
+    """Train a case into a folder, to its end or to a logged step; `again` continues a stopped run."""
     strategy: type[Strategy] = Searching if "search" in CASES[name] else Strategy
     config = configuration(name, text, **options)
 

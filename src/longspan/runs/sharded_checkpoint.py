@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from concurrent.futures import Future as Running
+from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,9 @@ class ShardedWriter:
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo")  # of its own: the thread never delays the training
         self._writer = distributed.text_from_first(new_writer())
-        self._running: tuple[Path, Path, Running[Any]] | None = None
+        self._saves = 0
+        self._copies = _Copies()
+        self._running: tuple[Path, Path, futures.Future[Any]] | None = None
 
     def save(
         self, path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], keep: int = 1
@@ -57,19 +59,22 @@ class ShardedWriter:
         `keep` stay. The save before is completed first.
         """
         self.wait()
-        partial = partial_path(path, self._writer)
+        self._saves += 1  # in the name, so that no save finds files of another
+        partial = partial_path(path, self._writer.replace("@", f"{self._saves:x}@", 1))
         writer = _Writer(path, partial, json.loads(json.dumps(facts)), keep)
         running = async_save(
-            dict(tensors), storage_writer=writer, process_group=self._group, async_stager=_Copies()
+            _grouped(tensors), storage_writer=writer, process_group=self._group, async_stager=self._copies
         )
-        assert isinstance(running, Running)
+        assert isinstance(running, futures.Future)
         self._running = path, partial, running
 
     def wait(self) -> None:
         """Wait until the last save is in place. If it failed on one rank, all ranks raise `UserError`."""
         if self._running is None:
             return
-        (path, partial, running), self._running = self._running, None
+        path, partial, running = self._running
+        futures.wait([running])  # if a signal interrupts it, the save still counts as running
+        self._running = None
         try:
             running.result()
         except CheckpointException as problem:  # every rank has stopped writing
@@ -84,27 +89,60 @@ class ShardedWriter:
 
 
 class _Copies(BlockingAsyncStager):
-    """Copies tensors to the CPU, completely: the next step of the training changes the originals."""
+    """Copies tensors to the CPU, completely: the next step of the training changes the originals.
+
+    Copies in pinned memory are held until the next ones: the thread must not free them, which is a call to
+    CUDA, while the training captures a graph.
+    """
+
+    _pinned: dict[str, Any] | None = None
 
     @torch.no_grad()
-    def stage(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        copies = {name: self._copy(tensor) for name, tensor in state_dict.items()}
-        for device in {tensor.device for tensor in state_dict.values() if _on_gpu(tensor)}:
-            torch.cuda.synchronize(device)
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        self._pinned = None
+        gpus: set[torch.device] = set()
+        copies = self._copies(state_dict, gpus)
+        for gpu in gpus:
+            torch.cuda.synchronize(gpu)
+        if gpus:
+            self._pinned = copies
         return copies
 
-    @staticmethod
-    def _copy(tensor: Tensor) -> Tensor:
-        # Of its own, also for tied weights: safetensors does not allow two names for one storage.
-        # From a GPU, pinned memory is many times faster; torch keeps it for the next copy.
-        copy = torch.empty_like(
-            tensor, device="cpu", pin_memory=_on_gpu(tensor), memory_format=torch.contiguous_format
-        )
-        return copy.copy_(tensor, non_blocking=True)
+    def _copies(self, tensors: Mapping[str, Any], gpus: set[torch.device]) -> dict[str, Any]:
+        """Copies of tensors and of dictionaries of tensors; adds to `gpus` where the tensors are."""
+        copies: dict[str, Any] = {}
+        for name, held in tensors.items():
+            if isinstance(held, Mapping):
+                copies[name] = self._copies(held, gpus)
+            else:
+                copies[name] = _copy(held)
+                if held.device.type == "cuda":
+                    gpus.add(held.device)
+        return copies
 
 
-def _on_gpu(tensor: Tensor) -> bool:
-    return tensor.device.type == "cuda"
+def _copy(tensor: Tensor) -> Tensor:
+    # Of its own, also for tied weights: safetensors does not allow two names for one storage.
+    # From a GPU, pinned memory is many times faster; torch keeps it for the next copy.
+    copy = torch.empty_like(
+        tensor, device="cpu", pin_memory=tensor.device.type == "cuda", memory_format=torch.contiguous_format
+    )
+    return copy.copy_(tensor, non_blocking=True)
+
+
+def _grouped(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The tensors in a dictionary for each first part of their names: torch joins the names again.
+
+    torch logs every entry of the outer dictionary, which takes as long as to copy a small tensor.
+    """
+    groups: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        first, dot, rest = name.partition(".")
+        if dot and first not in tensors:
+            groups.setdefault(first, {})[rest] = tensor
+        else:
+            groups[name] = tensor
+    return groups
 
 
 class _Writer(HuggingFaceStorageWriter):
@@ -121,6 +159,7 @@ class _Writer(HuggingFaceStorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
         if is_coordinator:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             for path in numbered(self._path, self._keep):
                 for entry in left_over(path):
                     if entry != self._partial:
@@ -129,6 +168,8 @@ class _Writer(HuggingFaceStorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results = super().write_data(plan, planner).wait()
         names = {result.storage_data.relative_path for result in results}
+        for name in names:
+            to_disk(self._partial / name)  # torch does so before it has written the end of a small file
         written: Future[list[WriteResult]] = Future()
         written.set_result(
             [replace(results[0], storage_data={name: Shard.of(self._partial / name) for name in names})]

@@ -66,7 +66,7 @@ class Loop:
         training = self._config.training
         self._lanes = distributed.share(training.batch_size)
         if training.shard:
-            parallel.shard(model)
+            parallel.shard(model, detach_states=training.accumulate == 1)
         self._device = next(model.parameters()).device
         self._updater = Updater(
             model,
@@ -104,7 +104,9 @@ class Loop:
         facts = saved.facts
         self._progress = RunProgress.from_json(facts["progress"])
         self._loss_meter = LossMeter.from_json(facts["loss_meter"])
-        if not self._folder.checkpoint("best").exists():  # it was lost: the next evaluation writes a new one
+        if not checkpoint.exists(
+            self._folder.checkpoint("best")
+        ):  # it was lost: the next evaluation writes a new one
             self._progress.best_loss, self._progress.evaluated, self._progress.since_best = None, 0, 0
         self._begin_stage()
         self._state = train_state.unpack(

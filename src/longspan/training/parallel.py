@@ -17,21 +17,33 @@ from torch.nn.parallel import DistributedDataParallel
 
 from longspan import distributed
 from longspan.models.interface import LanguageModel
+from longspan.state import State
 
 
-def shard(model: LanguageModel) -> None:
+def shard(model: LanguageModel, *, detach_states: bool = False) -> None:
     """Divide the matrices of a model over the ranks; a block is gathered as it runs.
 
     Vectors and scalars stay whole. Dividing them saves nothing, and hooks read them outside of the forward
-    pass, where sharded parameters are not gathered: spans, logits of a search.
+    pass, where sharded parameters are not gathered: spans, logits of a search. With `detach_states` no
+    gradient flows through the carried state, and FSDP2 adds no hooks to its tensors.
     """
     from torch.distributed.fsdp import fully_shard
 
     mesh = distributed.mesh(next(model.parameters()).device.type)
     whole = {p for p in model.parameters() if p.ndim < 2}
     lists = (child for child in model.children() if isinstance(child, nn.ModuleList))
-    for module in [*(block for blocks in lists for block in blocks), model]:
+    blocks = [block for children in lists for block in children]
+    for block in blocks if detach_states else ():
+        block.register_forward_hook(_detach_state)
+    for module in [*blocks, model]:
         fully_shard(module, mesh=mesh, ignored_params=whole)
+
+
+def _detach_state(block: nn.Module, inputs: Any, output: Any) -> Any:
+    """For a block of any kind: what it returns, with the state detached if there is one."""
+    if not isinstance(output, tuple):
+        return output
+    return tuple(part.detach() if isinstance(part, State) else part for part in output)
 
 
 def replicate(module: nn.Module) -> nn.Module:
