@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from longspan import recipes
+from longspan import distributed, recipes
 from longspan.config import RunConfig, schema
 from longspan.models import LanguageModel, build_run
 from longspan.optim import build_optimizers
@@ -138,10 +138,10 @@ def _step(name: str, kind: str) -> Callable[[], object]:
     config = _config(name)
     model = _model(config)
     if kind == "fsdp":
-        parallel.shard(model)
+        parallel.shard(model, detach_states=True)
     updater = Updater(model, precision="float32", sharded=kind == "fsdp")
     optimizers = build_optimizers(model, config.stage[0])
-    state, tokens_BT = model.initial_state(LANES), torch.randint(VOCABULARY, (LANES, BLOCK + 1))
+    state, tokens_BT = distributed.initial_state(model, LANES), torch.randint(VOCABULARY, (LANES, BLOCK + 1))
 
     def step() -> None:
         updater.update(tokens_BT[:, :-1], tokens_BT[:, 1:], state, optimizers)
