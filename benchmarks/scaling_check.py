@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from longspan.models import LanguageModel, build_run
 from longspan.optim import build_optimizers
 from longspan.training import parallel
 from longspan.training.step import Updater
-from scaling_model import FLOAT32, Network, all_reduce, ddp, fsdp, gather, muon_exchange, muon_gather
+from scaling_model import FLOAT32, Network, Sizes, all_reduce, ddp, fsdp, gather, muon_exchange, muon_gather
 from scaling_table import sizes_of
 
 RECIPES = ("enwik8-small", "quickstart")
@@ -40,6 +41,8 @@ PROCESSES, LANES, BLOCK = 2, 4, 64
 VOCABULARY = 256
 SIZES = (2**16, 2**20, 2**23, 2**25)
 COLLECTIVES = 10
+PREDICTED = {"all_reduce": all_reduce, "all_gather": gather, "reduce_scatter": all_reduce}
+"""gloo computes a reduce-scatter as an all-reduce, of which a process drops a part; NCCL does not."""
 COUNTING = Network(gpus_per_node=PROCESSES, in_node=1.0, between_nodes=1.0, latency=0.0)
 """A second on it is a byte that a process sends."""
 
@@ -60,11 +63,19 @@ def main() -> None:
     report = compared(rounds, args.recipes)
     print(table(report))
     if args.json is not None:
-        args.json.write_text(json.dumps(report | {"torch": torch.__version__, "rounds": rounds}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps(report | {"torch": torch.__version__, "rounds": rounds}, indent=1) + "\n"
+        )
 
 
 def _round(names: Sequence[str], steps: int) -> dict[str, Any]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={PROCESSES}",
+    ]
     command = [*torchrun, __file__, "--steps", str(steps), "--recipes", *names]
     done = subprocess.run(
         ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *command],
@@ -83,14 +94,16 @@ def worker(names: Sequence[str], steps: int) -> None:
     os.sched_setaffinity(0, [cores[int(os.environ["LOCAL_RANK"]) % len(cores)]])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found: dict[str, Any] = {"all_reduce": {}, "all_gather": {}, "steps": {name: {} for name in names}}
+    found: dict[str, Any] = {kind: {} for kind in PREDICTED}
+    found["steps"] = {name: {} for name in names}
     for size in SIZES:
         whole = torch.ones(size // FLOAT32)
         part = whole[: len(whole) // PROCESSES].clone()
-        found["all_reduce"][size] = _measured(lambda: dist.all_reduce(whole), COLLECTIVES)
-        found["all_gather"][size] = _measured(
-            lambda: dist.all_gather_into_tensor(whole, part), COLLECTIVES
-        )
+        found["all_reduce"][size] = _measured(partial(dist.all_reduce, whole), COLLECTIVES)
+        collect = partial(dist.all_gather_into_tensor, whole, part)
+        found["all_gather"][size] = _measured(collect, COLLECTIVES)
+        scatter = partial(dist.reduce_scatter_tensor, part, whole)
+        found["reduce_scatter"][size] = _measured(scatter, COLLECTIVES)
     for name in names:
         for kind in ("ddp", "fsdp"):
             found["steps"][name][kind] = _measured(_step(name, kind), steps)
@@ -117,7 +130,9 @@ def _measured(work: Callable[[], object], times: int) -> dict[str, float]:
 def _sent() -> int:
     if dist.is_initialized():
         dist.barrier()
-    (line,) = (line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
+    (line,) = (
+        line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:")
+    )
     return int(line.split(":")[1].split()[8])
 
 
@@ -172,25 +187,15 @@ def compared(rounds: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[
         sizes = sizes_of(model, build_optimizers(model, config.stage[0]))
         alone = best("steps", name, "alone")
         for kind in ("ddp", "fsdp"):
-
-            def communication(on: Network, kind: str = kind, sizes: Any = sizes) -> float:
-                if kind == "ddp":
-                    passes = ddp(0.0, sizes, PROCESSES, on, captured=False)
-                    muon = muon_gather(sizes.matrices, PROCESSES, on, FLOAT32)
-                else:
-                    passes = fsdp(0.0, sizes, PROCESSES, on)
-                    muon = muon_exchange(sizes.matrices, PROCESSES, on, FLOAT32)
-                return passes.communication + muon
-
             lines.append(
                 {
                     "recipe": name,
                     "kind": kind,
                     "parameters": sizes.parameters,
-                    "predicted_bytes": PROCESSES * communication(COUNTING),
+                    "predicted_bytes": PROCESSES * communication(sizes, kind, COUNTING),
                     "bytes": rounds[0]["steps"][name][kind]["bytes"],
                     "alone_seconds": alone,
-                    "predicted_seconds": alone + communication(network),
+                    "predicted_seconds": alone + communication(sizes, kind, network),
                     "seconds": best("steps", name, kind),
                 }
             )
@@ -203,10 +208,21 @@ def compared(rounds: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[
             "predicted_seconds": function(size, PROCESSES, network),
             "seconds": best(kind, str(size)),
         }
-        for kind, function in (("all_reduce", all_reduce), ("all_gather", gather))
+        for kind, function in PREDICTED.items()
         for size in SIZES
     ]
     return {"bandwidth": bandwidth, "latency": latency, "collectives": collectives, "steps": lines}
+
+
+def communication(sizes: Sizes, kind: str, network: Network) -> float:
+    """Seconds of a step, with matrices of Muon in float32 as on every CPU."""
+    if kind == "ddp":
+        passes = ddp(0.0, sizes, PROCESSES, network, captured=False)
+        return passes.communication + muon_gather(sizes.matrices, PROCESSES, network, FLOAT32)
+    passes = fsdp(0.0, sizes, PROCESSES, network)
+    as_all_reduce = gather(FLOAT32 * (sizes.blocks + sizes.outside), PROCESSES, network)  # see `PREDICTED`
+    muon = muon_exchange(sizes.matrices, PROCESSES, network, FLOAT32)
+    return passes.communication + as_all_reduce + muon
 
 
 def table(report: Mapping[str, Any]) -> str:

@@ -192,4 +192,3 @@ def memory(
         activations=activations * math.ceil(lanes / micro_batches),
         carried_state=2 * state * lanes,
     )
-

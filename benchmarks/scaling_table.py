@@ -212,7 +212,12 @@ def memory_table(lines: Sequence[Mapping[str, Any]]) -> str:
         if line["gpus"] != GPUS[0] and not line["sharded"]:
             continue  # as with fewer GPUs
         held = Memory(**line["memory"])
-        cells = [line["recipe"], f"{line['gpus']}", f"{line['lanes_per_gpu']}", "yes" if line["sharded"] else "no"]
+        cells = [
+            line["recipe"],
+            f"{line['gpus']}",
+            f"{line['lanes_per_gpu']}",
+            "yes" if line["sharded"] else "no",
+        ]
         cells += [f"{getattr(held, part) / 1e9:.2f}" for part in parts]
         table.append(f"| {' | '.join(cells)} | {held.total / 1e9:.1f} |")
     return "\n".join(table)

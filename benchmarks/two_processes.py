@@ -44,7 +44,9 @@ def main() -> None:
         raise SystemExit("two cores are needed")
     speeds: dict[str, list[float]] = {case: [] for case in CASES}
     with tempfile.TemporaryDirectory(prefix="longspan-") as folder:
-        train(Path(folder) / "first", args.recipe, 1.0, cores, 1, False, options)  # prepares the corpus, compiles
+        train(
+            Path(folder) / "first", args.recipe, 1.0, cores, 1, False, options
+        )  # prepares the corpus, compiles
         for number in range(args.rounds):
             for case, (processes, shard) in CASES.items():
                 run = Path(folder) / f"{number}-{processes}-{shard}"
@@ -76,11 +78,24 @@ def train(
         "evaluation.max-tokens-final": 2048,
     }
     words = [f"--{name}={value}" for name, value in changes.items()]
-    longspan = [sys.executable, "-m", "longspan", "train", recipe, "--out", str(run), "--quiet", *words, *options]
+    longspan = [
+        sys.executable,
+        "-m",
+        "longspan",
+        "train",
+        recipe,
+        "--out",
+        str(run),
+        "--quiet",
+        *words,
+        *options,
+    ]
     if processes == 1:
         command = ["taskset", "--cpu-list", str(cores[0]), *longspan]
     else:
-        own_core = f'set -- {cores[0]} {cores[1]} "$@"; shift "$LOCAL_RANK"; core=$1; shift $((2 - LOCAL_RANK)); '
+        own_core = (
+            f'set -- {cores[0]} {cores[1]} "$@"; shift "$LOCAL_RANK"; core=$1; shift $((2 - LOCAL_RANK)); '
+        )
         pinned = ["sh", "-c", f'{own_core}exec taskset --cpu-list "$core" "$@"', "sh", *longspan]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         command = [*torchrun, "--no-python", *pinned]

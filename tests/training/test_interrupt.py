@@ -36,7 +36,12 @@ def test_a_second_sigterm_ends_the_process() -> None:
 
 def test_under_torchrun_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm signals all processes of a job, and torchrun signals its own again."""
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}.items():
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "localhost",
+    }.items():
         monkeypatch.setenv(name, value)
     with Interrupt() as interrupt:
         signal.raise_signal(signal.SIGTERM)
