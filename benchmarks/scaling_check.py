@@ -2,9 +2,9 @@
 
     python benchmarks/scaling_check.py [--recipes NAME ...] [--rounds N] [--steps N] [--json FILE]
 
-A round is one start of torchrun with two gloo processes, one core and one thread each. It measures, in turn:
-steps of both processes without communication; all-reduces and all-gathers of several sizes; steps with DDP; and
-steps with FSDP2. Times are the best of all rounds. Bytes are those of the loopback interface: the processes have
+A round is one start of torchrun with two gloo processes, one core and one thread each. It measures
+collectives of several sizes, steps with DDP and with FSDP2, and steps of both processes without
+communication. Times are the best of all rounds. Bytes are those of the loopback interface: the processes have
 a network of their own (`unshare --net`, which needs root), so nothing else is counted.
 
 The prediction is the time without communication, plus the bytes of the model over the measured bandwidth.

@@ -1,7 +1,8 @@
 """A model of a training step on many GPUs: time of computation and communication, memory of a GPU.
 
 docs/scaling.md has the formulas. `scaling_table.py` applies them to recipes, `scaling_check.py` compares them
-with measurements on a CPU. N is the number of GPUs. Sizes are in bytes, times in seconds, bandwidths in bytes per second.
+with measurements on a CPU. N is the number of GPUs. Sizes are in bytes, times in seconds, bandwidths in bytes
+per second.
 """
 
 from __future__ import annotations

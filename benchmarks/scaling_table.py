@@ -2,8 +2,8 @@
 
     python benchmarks/scaling_table.py [--json FILE]
 
-The rate of computation is that of a smaller recipe of the same architecture, measured on one H200. The network
-is an assumption. Nothing here was measured on more than one GPU.
+The rate of computation is that of a smaller recipe of the same architecture, measured on one H200. The
+network is an assumption. Nothing here was measured on more than one GPU.
 """
 
 from __future__ import annotations
@@ -204,8 +204,9 @@ def times_table(lines: Sequence[Mapping[str, Any]]) -> str:
 def memory_table(lines: Sequence[Mapping[str, Any]]) -> str:
     """GB of one GPU."""
     parts = ("weights", "gradients", "optimizer", "activations", "carried_state")
+    names = " | ".join(part.replace("_", " ") for part in parts)
     table = [
-        f"| recipe | GPUs | lanes per GPU | sharded | {' | '.join(p.replace('_', ' ') for p in parts)} | all |",
+        f"| recipe | GPUs | lanes per GPU | sharded | {names} | all |",
         "|---" * (len(parts) + 5) + "|",
     ]
     for line in lines:

@@ -1,11 +1,12 @@
 """Training speed of two processes on two cores against one process on one core, with the same batch.
 
-    python benchmarks/two_processes.py [--recipe NAME] [--seconds S] [--rounds N] [--json FILE] [--OPTION VALUE ...]
+    python benchmarks/two_processes.py [--recipe NAME] [--seconds S] [--rounds N] [--json FILE]
+                                       [--OPTION VALUE ...]
 
-Each process has one thread and a core of its own (`taskset`). A round measures one process, two with DDP, and two
-with FSDP2, one after the other, for S seconds of training each. Speeds are tokens per second over the whole
-training. The best round of a case counts: other work on the machine only makes it slower. Dotted options change
-the recipe.
+Each process has one thread and a core of its own (`taskset`). A round measures one process, two with DDP, and
+two with FSDP2, one after the other, for S seconds of training each. Speeds are tokens per second over the
+whole training. The best round of a case counts: other work on the machine only makes it slower. Dotted
+options change the recipe.
 """
 
 from __future__ import annotations
