@@ -2,7 +2,9 @@
 # make test    linters, types and the whole test suite
 # make lock    constraints.lock: the versions of constraints.txt, with hashes of their files
 # make audit   known vulnerabilities of the locked dependencies
+# make test-distributed   trainings in 2 and 4 processes of torchrun, against one process
 # make test-faults   20 kills of a run and of a search, which end as if nothing had happened; minutes
+# make test-cluster  Debian's Slurm on this machine, as two nodes; installs it and needs root
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +14,7 @@ AUDIT := .venv-audit
 LOCK := .venv-lock
 CPP := $(wildcard src/longspan/kernels/*/*.cpp)
 
-.PHONY: train test test-faults lint lock audit clean
+.PHONY: train test test-distributed test-faults test-cluster lint lock audit clean
 
 train: $(VENV)/installed
 	$(BIN)/longspan train
@@ -20,8 +22,15 @@ train: $(VENV)/installed
 test: $(VENV)/installed-dev lint
 	$(BIN)/python -m pytest -n 2
 
+test-distributed: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m distributed tests
+
 test-faults: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m faults tests/faults
+
+test-cluster: $(VENV)/installed-dev
+	command -v slurmctld >/dev/null || (apt-get update && apt-get install --yes --no-install-recommends slurm-wlm munge)
+	$(BIN)/python -m pytest -m cluster tests/cluster
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check $(CHECKED)

@@ -16,8 +16,8 @@ class Interrupt:
     """While active, the first signal is only remembered; a second SIGINT or SIGTERM has its usual effect.
 
     A second SIGHUP has none: when a terminal is closed, it often comes from the system and from the shell.
-    Under torchrun no second signal has an effect: one that all processes got comes again from torchrun, which
-    kills processes that take too long.
+    Under torchrun no second signal has an effect: Slurm sends SIGTERM to all processes of a job, and torchrun
+    gets it too and sends it to its processes again. It kills those that have not ended after 30 seconds.
     """
 
     def __init__(self) -> None:

@@ -1,0 +1,52 @@
+"""Signals that arrive twice."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from longspan.training.errors import Interrupted
+from longspan.training.interrupt import Interrupt
+
+
+class Ended(Exception):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def ends_the_process() -> Iterator[None]:
+    """A SIGTERM outside of `Interrupt` is an exception here."""
+
+    def end(number: int, frame: object) -> None:
+        raise Ended
+
+    previous = signal.signal(signal.SIGTERM, end)
+    yield
+    signal.signal(signal.SIGTERM, previous)
+
+
+def test_a_second_sigterm_ends_the_process() -> None:
+    with Interrupt():
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Ended):
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_under_torchrun_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm signals all processes of a job, and torchrun signals its own again."""
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "localhost",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with Interrupt() as interrupt:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            interrupt.check()
+    with pytest.raises(Ended):  # the handler from before is back
+        signal.raise_signal(signal.SIGTERM)
