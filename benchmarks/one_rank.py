@@ -1,10 +1,11 @@
 """What torchrun costs on one GPU: training speed with and without it, side by side.
 
-    python benchmarks/one_rank.py RECIPE ... --data FILE [--steps N] [--rounds N] [--ways WAY ...] [--json FILE]
+    python benchmarks/one_rank.py RECIPE ... --data FILE [--steps N] [--rounds N] [--ways WAY ...]
+                                  [--json FILE]
 
 Each round trains every recipe in three ways: as a plain command, as one rank of torchrun (NCCL, gradients
-averaged over one rank, steps captured as CUDA graphs), and as one rank with `training.shard`. The speed is the
-median of the logged tokens per second after the first third of the steps.
+averaged over one rank, steps captured as CUDA graphs), and as one rank with `training.shard`. The speed is
+the median of the logged tokens per second after the first third of the steps.
 """
 
 from __future__ import annotations
