@@ -110,7 +110,13 @@ class Loop:
             self._progress.best_loss, self._progress.evaluated, self._progress.since_best = None, 0, 0
         self._begin_stage()
         self._state = train_state.unpack(
-            saved, self._model, self._strategy.optimizers, self._device, self._lanes, self._average
+            saved,
+            self._model,
+            self._strategy.optimizers,
+            self._device,
+            self._lanes,
+            self._average,
+            same_numbers=self._config.search is not None,
         )
         self._updater.scaler.load_state_dict(facts["scaler"])
         self._records = self._own_records(facts["lengths"], self._progress.step)

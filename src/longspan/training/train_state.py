@@ -49,10 +49,12 @@ def unpack(
     device: torch.device,
     lanes: range,
     average: Average | None = None,
+    same_numbers: bool = False,
 ) -> State:
     """Restore everything that `pack` saved; the carried state of some `lanes` is returned.
 
-    The checkpoint may be of another number of ranks. A rank that it does not know keeps its own generators.
+    The checkpoint may be of another number of ranks. A rank that it does not know keeps its own generators,
+    unless all ranks draw the `same_numbers`.
     """
     load_weights(model, checkpoint.below("model"))
     of_name = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -62,7 +64,7 @@ def unpack(
     restore_memories(model, optimizers, _placed(remembered, of_name))
     if average is not None:
         average.restore(_placed(checkpoint.below("average"), of_name))
-    generators = checkpoint.below(_generators_of(distributed.rank()))
+    generators = checkpoint.below(_generators_of(0 if same_numbers else distributed.rank()))
     if distributed.rank() == 0 or generators:
         torch.set_rng_state(generators["cpu"])
         if device.type == "cuda" and "cuda" in generators:
