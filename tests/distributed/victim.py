@@ -8,6 +8,7 @@ which it happens. `whole` in the plan are the words of a command that runs first
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -161,9 +162,16 @@ def error_after_an_update(die: Death, number: int) -> None:
 
 def full_disk_in_a_shard(die: Death, number: int) -> None:
     def fail(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     wrap(sharded_checkpoint._Writer, "write_data", number, before=fail)
+
+
+def read_only_folder(die: Death, number: int) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    wrap(sharded_checkpoint._Writer, "set_up_storage_writer", number, before=fail)
 
 
 if __name__ == "__main__":

@@ -75,8 +75,8 @@ def train(
         _log(reporter) as log,
         cpu_threads(config.training.threads),
     ):
-        out = Path(distributed.text_from_first(str(out)))  # the first free name may differ between ranks
         _check_lanes(config.training)
+        out = Path(distributed.text_from_first(str(out)))  # the first free name may differ between ranks
         _warn_of_long_warmups(config)
         corpus: TokenizedCorpus | GivenTokens
         if given is None:
