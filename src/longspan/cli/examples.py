@@ -10,6 +10,7 @@ EXAMPLES = {
     "longspan generate": "longspan generate runs/mine --prompt 'def ' --tokens 100 --samples 3",
     "longspan spans": "longspan spans runs/mine --out spans.png",
     "longspan attention": "longspan attention runs/mine my.txt --out attention.png",
+    "longspan report": "longspan report runs/mine runs/other --out comparison.html",
     "longspan data": "longspan data list",
     "longspan data list": "longspan data list --json",
     "longspan data get": "longspan data get text8",
