@@ -33,7 +33,8 @@ def folder(path: Path, name: str = "mine", width: int = 8) -> Path:
     """A run of 40 steps, not finished, with everything that a report shows."""
     path.mkdir()
     (path / "config.toml").write_text(
-        f"name = {json.dumps(name)}\n[model]\nwidth = {width}\n[model.span]\nramp = 4\n[[stage]]\nsteps = 50\n"
+        f"name = {json.dumps(name)}\n[model]\nwidth = {width}\n[model.span]\nramp = 4\n"
+        "[[stage]]\nsteps = 50\n"
     )
     train = [
         {"kind": "train", "step": step, "loss": 4 / step, "tokens": 10 * step, "seconds": step / 2}
@@ -253,8 +254,7 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ([str(empty), "--format", "png"], 1, "nothing to draw"),
         ([str(empty), "--format", "gif"], 1, "no spans"),
     ]:
-        assert main(["report", *words]) == status
-        assert said in complaint(capsys)
+        assert said in complaint(capsys, "report", *words, status=status)
     assert taken.read_text() == "mine"
 
 

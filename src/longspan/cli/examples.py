@@ -11,6 +11,8 @@ EXAMPLES = {
     "longspan spans": "longspan spans runs/mine --out spans.png",
     "longspan attention": "longspan attention runs/mine my.txt --out attention.png",
     "longspan report": "longspan report runs/mine runs/other --out comparison.html",
+    "longspan inspect": "longspan inspect runs/mine my.txt --html my.html",
+    "longspan score": "longspan score runs/mine a.txt b.txt --json",
     "longspan data": "longspan data list",
     "longspan data list": "longspan data list --json",
     "longspan data get": "longspan data get text8",

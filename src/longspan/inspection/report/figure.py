@@ -28,7 +28,9 @@ FRAME_MILLISECONDS, LAST_MILLISECONDS = 150, 2_000
 
 def draw_report(runs: Sequence[RunData], path: Path, kind: str) -> None:
     """Write the curves, and below them the latest spans of each run that has any, as PNG or SVG."""
-    curves = [name for name in CURVES if any(_points(run, split, name) for run in runs for split in run["curves"])]
+    curves = [
+        name for name in CURVES if any(_points(run, split, name) for run in runs for split in run["curves"])
+    ]
     learned = [run for run in runs if run["spans"]]
     if not curves and not learned:
         raise UserError(f"{runs[0]['folder']} has nothing to draw yet: it has no metrics and no spans")

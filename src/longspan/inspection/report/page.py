@@ -25,7 +25,9 @@ from longspan.version import VERSION
 LIBRARIES = ("vega.min.js", "vega-lite.min.js", "vega-embed.min.js")
 
 
-def write_report(folders: Sequence[Path], path: Path, *, reload_seconds: float | None = None) -> list[RunData]:
+def write_report(
+    folders: Sequence[Path], path: Path, *, reload_seconds: float | None = None
+) -> list[RunData]:
     """Write the page of these runs to `path`, as a whole; return what it shows."""
     runs = [run_data(folder) for folder in folders]
     page = report_page(runs, reload_seconds=reload_seconds)
