@@ -173,7 +173,8 @@ def test_memory_does_not_grow_with_the_text(
         main(["inspect", str(run.path), str(path), "--tokens", "10", "--attention-tokens", "512", "--quiet"])
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[2] < peaks[1] + (1 << 15)  # a list of the bits alone would need 1 << 20
+    # A list of the bits alone would need 900,000 bytes more; autograd keeps some bytes of every call.
+    assert peaks[2] < peaks[1] + (1 << 18)
 
 
 def test_mistakes_are_one_line(

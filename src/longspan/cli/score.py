@@ -15,8 +15,8 @@ def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "score",
         help="bits per byte of files, one line a file",
-        description="Print a line for each file, with tabs between: file, bytes, tokens, bits per byte. Every "
-        "file is read from its beginning, as after a line end. '-' is standard input.",
+        description="Print a line for each file, with tabs between: file, bytes, tokens, bits per byte. "
+        "Every file is read from its start, as after a line end. '-' is standard input.",
     )
     parser.add_argument("folder", type=expanded, metavar="RUN", help="the run folder")
     parser.add_argument("files", nargs="+", type=expanded, metavar="FILE", help="text files, or -")

@@ -378,7 +378,7 @@ class Loop:
         self._call_back(line)
 
     def _write_sample(self) -> None:
-        """Add a text to samples.jsonl. A sharded model gathers its weights, so there every rank takes part."""
+        """Add a text to samples.jsonl. A sharded model gathers its weights: then every rank takes part."""
         training = self._config.training
         if training.sample_tokens and (training.shard or distributed.is_first()):
             text = sample_text(
