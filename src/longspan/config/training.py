@@ -214,6 +214,9 @@ class TrainingConfig:
     patience: int = option(
         0, help="stop early, after this many evaluations in a row without a better score; 0 for never"
     )
+    sample_tokens: int = option(
+        0, help="tokens of a sample that every evaluation adds to samples.jsonl, for the report; 0 for none"
+    )
     checkpoint_every: int = option(1000, help="steps between two checkpoints; 0 for none by steps")
     checkpoint_minutes: float = option(
         10.0, help="also save a checkpoint when the last one is this many minutes old; 0 for none by time"
@@ -244,6 +247,8 @@ class TrainingConfig:
             raise ValueError("timeout_seconds must be above 0")
         if self.keep_checkpoints < 1:
             raise ValueError("keep_checkpoints must be at least 1")
+        if self.sample_tokens < 0:
+            raise ValueError("sample_tokens must not be negative")
         if self.patience < 0:
             raise ValueError("patience must not be negative")
         if self.patience and not self.evaluate_every:

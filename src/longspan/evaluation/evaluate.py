@@ -90,7 +90,7 @@ def _sum_of_nats(
     tokens_T = torch.zeros(length, dtype=torch.int64)
     read = 0
     lanes = _own_lanes(plan)
-    with torch.no_grad(), _evaluating(model):
+    with torch.no_grad(), evaluating(model):
         state = distributed.initial_state(model, len(lanes))
         for inputs_BT, targets_BT, counts_BT in _blocks(tokens, plan, lanes, block_length):
             if not memory:
@@ -137,7 +137,7 @@ def _blocks(
 
 
 @contextmanager
-def _evaluating(model: LanguageModel) -> Iterator[None]:
+def evaluating(model: LanguageModel) -> Iterator[None]:
     """Evaluation mode for every module. Afterwards each has its own mode again, and weights are sharded."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -95,7 +95,7 @@ def token_attention(
     found: dict[str, LayerAttention] = {}
     for name, layer, inputs in calls:
         row = token - start
-        found[name] = _joined(name, [_weights(layer, inputs, row, row + 1)])
+        found[name] = _joined(name, [weights_of(layer, inputs, row, row + 1)])
     return list(found.values())
 
 
@@ -118,11 +118,11 @@ def weights_in_chunks(layer: nn.Module, inputs: Any) -> Iterator[Weights]:
     """The weights of one call, for `QUERIES` tokens at a time."""
     queries = inputs[0].shape[-2]
     for start in range(0, queries, QUERIES):
-        yield _weights(layer, inputs, start, min(start + QUERIES, queries))
+        yield weights_of(layer, inputs, start, min(start + QUERIES, queries))
 
 
 @torch.no_grad()
-def _weights(layer: nn.Module, inputs: Any, start: int, end: int) -> Weights:
+def weights_of(layer: nn.Module, inputs: Any, start: int, end: int) -> Weights:
     """The weights of the queries from `start` to `end` of one call."""
     if isinstance(layer, SingleHeadAttention):
         q_BTD, keys, visible_BTS = inputs

@@ -92,16 +92,17 @@ def mean_attention(
                     persistent_H = (
                         None if persistent_HTP is None else persistent_HTP.double().sum((1, 2)).cpu()
                     )
-                    _add(sums, name, weights_HTW.double().sum(1).cpu(), persistent_H)
+                    add_weights(sums, name, weights_HTW.double().sum(1).cpu(), persistent_H)
             done += tokens
             if progress is not None:
                 progress(done, len(ids))
     if not done:
         raise UserError("the text is empty: attention needs at least one token")
-    return _mean(sums, done)
+    return mean_of(sums, done)
 
 
-def _add(sums: dict[str, Weights], name: str, weights_HW: Tensor, persistent_H: Tensor | None) -> None:
+def add_weights(sums: dict[str, Weights], name: str, weights_HW: Tensor, persistent_H: Tensor | None) -> None:
+    """Add the weights of some tokens, summed over them, to those of the layer `name`."""
     if name in sums:
         before_HW, before_H = sums[name]
         width = max(before_HW.shape[1], weights_HW.shape[1])
@@ -110,7 +111,8 @@ def _add(sums: dict[str, Weights], name: str, weights_HW: Tensor, persistent_H: 
     sums[name] = weights_HW, persistent_H
 
 
-def _mean(sums: dict[str, Weights], tokens: int) -> MeanAttention:
+def mean_of(sums: dict[str, Weights], tokens: int) -> MeanAttention:
+    """The mean over so many tokens."""
     num_heads = max(weights_HW.shape[0] for weights_HW, _ in sums.values())
     width = 1 + max(_last(weights_W) for weights_HW, _ in sums.values() for weights_W in weights_HW)
     shape = (len(sums), num_heads)

@@ -41,6 +41,7 @@ from longspan.training.prefetch import Prefetcher
 from longspan.training.records import NoRecords, Records
 from longspan.training.reporter import Reporter
 from longspan.training.run_progress import RunProgress
+from longspan.training.sample_text import sample_text
 from longspan.training.step import Updater
 from longspan.training.strategy import Strategy
 from longspan.training.threads import SLOWED, CoreWait
@@ -359,6 +360,7 @@ class Loop:
         with self._outside_training_time(), self._with_averaged_weights():
             score, others = self._judge("valid", self._config.evaluation.max_tokens)
             findings = self._strategy.findings()
+            self._write_sample()
         progress.evaluated = progress.step
         self._unsaved = True
         best = progress.best_loss is None or score.loss < progress.best_loss
@@ -380,6 +382,15 @@ class Loop:
         if best:
             self._save("best")
         self._call_back(line)
+
+    def _write_sample(self) -> None:
+        """Add a text to samples.jsonl. A sharded model gathers its weights: then every rank takes part."""
+        training = self._config.training
+        if training.sample_tokens and (training.shard or distributed.is_first()):
+            text = sample_text(
+                self._model, self._corpus.tokenizer, training.sample_tokens, training.seed, self._device
+            )
+            self._records.write_record("samples", self._progress.step, {"text": text})
 
     def _finish(self) -> None:
         """Score the best weights on the held-out splits; the `final` line marks the run as finished."""

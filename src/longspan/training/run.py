@@ -18,6 +18,7 @@ from longspan.data import GivenTokens, LanePosition, TokenizedCorpus, check_fits
 from longspan.errors import UserError, is_out_of_memory
 from longspan.evaluation.protocols import PROTOCOLS
 from longspan.flops import Shape
+from longspan.inspection.report import write_report
 from longspan.models import LanguageModel, build_run
 from longspan.optim import build_optimizers
 from longspan.runs import Checkpoint, RunFolder, checkpoint, lock, pick_device
@@ -333,6 +334,16 @@ def _run(
     ):
         Loop(folder, corpus, model, log, resume_from, strategy, callback).run()
     log.note(f"finished: {json.dumps(folder.final())}")
+    if distributed.is_first():
+        _write_report(folder, log)
+
+
+def _write_report(folder: RunFolder, log: RunLog) -> None:
+    """The page of the run. The run is complete without it, so whatever fails here is only said."""
+    try:
+        write_report([folder.path], folder.path / "report.html")
+    except Exception as problem:
+        log.say(f"warning: there is no report of this run ({problem}); try 'longspan report {folder.path}'")
 
 
 def _check_unchanged(folder: RunFolder, saved: Checkpoint, source: Path | str) -> None:
