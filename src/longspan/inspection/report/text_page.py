@@ -47,7 +47,7 @@ def text_page(facts: dict[str, Any], tokens: Sequence[dict[str, Any]]) -> str:
             table(("", "all of the text"), totals, name="Totals"),
             "</section>",
             '<section id="text"><h2>Text</h2>',
-            '<p class="soft">A darker token cost more bits. Point at one, or use the arrow keys.</p>',
+            '<p class="soft">A stronger colour means more bits. Point at one, or use the arrow keys.</p>',
             limit,
             '<div id="tokens" tabindex="0" role="group" aria-label="Tokens" '
             'aria-describedby="token-title"></div>',
