@@ -266,7 +266,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     ),
     "tokenizer-deep": lambda run: (run / "tokenizer" / "tokenizer.json").write_text("[" * 100_000) and None,
     "tokenizer-pipe": lambda run: _pipe(run / "tokenizer" / "tokenizer.json"),
-    "weights-missing": _both(_remove),
+    "weights-missing": _remove("checkpoints"),
     "weights-folder": _both(_folder_for),
     "weights-empty": _both(lambda file: _rewrite(file, lambda content: b"")),
     "weights-cut": _both(lambda file: _rewrite(file, lambda content: content[: len(content) // 2])),

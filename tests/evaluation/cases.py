@@ -68,7 +68,7 @@ def main(folder: Path) -> None:
         sharded = _sharded(tiny_model())
         for name in SHARDED:
             found[f"sharded: {name}"] = score(sharded, CASES[name])
-            assert all(isinstance(weight, DTensor) for weight in sharded.parameters())
+            assert all(isinstance(weight, DTensor) for weight in sharded.parameters() if weight.ndim > 1)
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
 

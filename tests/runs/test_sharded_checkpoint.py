@@ -446,6 +446,7 @@ class TestRuns:
             found = Init(given).run
             assert found is not None
             assert found.path == run.path
+            assert len(Init(given).facts()["sha256"]) == 64
             model = longspan.load(uninterrupted, which="last", device="cpu").model
             Init(given).load(model)
             assert_same(model.state_dict(), longspan.load(uninterrupted, device="cpu").model.state_dict())

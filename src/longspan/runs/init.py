@@ -16,6 +16,7 @@ from longspan.errors import UserError
 from longspan.models import LanguageModel
 from longspan.runs import checkpoint
 from longspan.runs.folder import RunFolder
+from longspan.runs.shards import FACTS
 
 FINE_TUNING = StageConfig(
     name="fine-tune", steps=1000, learning_rate=1e-4, schedule="cosine", warmup_steps=100, clip_norm=1.0
@@ -59,7 +60,7 @@ class Init:
             found = next((file for file in self.possible_files[1:] if checkpoint.exists(file)), None)
             if found is None:
                 raise UserError(f"{self.path} has no weights yet: its folder 'checkpoints' is empty")
-            return found
+            return checkpoint.newest(found)
         if not self.path.exists():
             raise UserError(f"there is no run folder or checkpoint {self.path} to start from")
         if self.path.suffix != checkpoint.SUFFIX:
@@ -142,7 +143,9 @@ class Init:
     def facts(self) -> dict[str, Any]:
         """What the run folder records."""
         file = self.file
-        with file.open("rb") as content:
+        with (file / FACTS if file.is_dir() else file).open(
+            "rb"
+        ) as content:  # it has checksums of all shards
             digest = _sha256(content)
         return {
             "weights": str(file.absolute()),
