@@ -23,7 +23,7 @@ test: $(VENV)/installed-dev lint
 	$(BIN)/python -m pytest -n 2
 
 test-distributed: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m distributed tests
+	$(BIN)/python -m pytest -n 2 -m distributed tests
 
 test-faults: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m faults tests/faults

@@ -93,19 +93,15 @@ def resumed(name: str, folder: Path, text: Path, *ranks: int) -> Path:
     return out
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [
         ("flagship", (2, 1)),
-        *(
-            pytest.param(name, ranks, marks=pytest.mark.distributed)
-            for name, ranks in [
-                ("adaptive-span", (2, 4, 1)),
-                ("transformer-xl", (1, 2, 4)),
-                ("sha-rnn", (4, 2, 1)),
-                ("search", (2, 4, 1)),
-            ]
-        ),
+        ("adaptive-span", (2, 4, 1)),
+        ("transformer-xl", (1, 2, 4)),
+        ("sha-rnn", (4, 2, 1)),
+        ("search", (2, 4, 1)),
     ],
 )
 def test_another_number_of_ranks(name: str, ranks: tuple[int, ...], tmp_path: Path, text: Path) -> None:

@@ -77,6 +77,7 @@ def run(tmp_path: Path) -> str:
     return str(run_folder(tmp_path / "run", corpus=str(text)).path)
 
 
+@pytest.mark.distributed
 def test_the_command_prints_one_result(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["eval", run, "--json", "--device", "cpu", "--batch-size", "3", "--block-length", "16"]
     assert main(words) == 0
@@ -88,6 +89,7 @@ def test_the_command_prints_one_result(run: str, capsys: pytest.CaptureFixture[s
     assert len(told) == len(set(told)) > 0
 
 
+@pytest.mark.distributed
 def test_a_mistake_of_all_ranks(tmp_path: Path) -> None:
     done = torchrun(2, "-m", "longspan", "eval", str(tmp_path / "nowhere"), "--device", "cpu")
     assert done.returncode != 0

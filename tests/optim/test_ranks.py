@@ -291,6 +291,7 @@ def process(rank: int, size: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.distributed)])
+@pytest.mark.distributed
+@pytest.mark.parametrize("size", [2, 4])
 def test_processes_follow_one_process(size: int, tmp_path: Path) -> None:
     mp.spawn(process, (size, str(tmp_path)), nprocs=size)

@@ -24,6 +24,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+@pytest.mark.distributed
 def test_two_processes_write_and_one_reads(tmp_path: Path) -> None:
     spawn(rank_checks.save_and_fail, (2, tmp_path), nprocs=2)
     loaded = checkpoint.load(RunFolder(tmp_path).checkpoint("last"))  # without a process group

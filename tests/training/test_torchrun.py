@@ -50,6 +50,7 @@ def test_two_processes(recipe: str) -> None:
     assert main(["generate", "run", "--tokens", "3"]) == 0
 
 
+@pytest.mark.distributed
 def test_lanes_that_cannot_be_divided(recipe: str) -> None:
     words = ["-m", "longspan", "train", recipe, "--out", "run", "--training.batch_size", "5"]
     done = torchrun(["--nproc-per-node", "2", *words])
