@@ -192,13 +192,14 @@ def test_sharding_divides_rows_and_gathers_one_block_at_a_time() -> None:
     plain = memory_plan(model, config, MEASURED, ranks=4)
     plan = memory_plan(model, config, MEASURED, ranks=4, shard=True)
     parameters = list(model.parameters())
-    own = sum(4 * -(-len(p) // 4) * p[0].numel() for p in parameters)
-    blocks = [total_bytes(block.parameters()) for block in model.blocks]
-    gathered = total_bytes(parameters) - sum(blocks) + max(blocks)
+    whole, matrices = ([p for p in parameters if (p.ndim > 1) is kind] for kind in (False, True))
+    own = total_bytes(whole) + sum(4 * -(-len(p) // 4) * p[0].numel() for p in matrices)
+    blocks = [total_bytes(p for p in block.parameters() if p.ndim > 1) for block in model.blocks]
+    gathered = total_bytes(matrices) - sum(blocks) + max(blocks)
     assert plan.weights == own + total_bytes(model.buffers()) + gathered
     assert plan.gradients == own + gathered
     assert plan.optimizer == 3 * own + 4 * len(parameters)
-    assert plan.optimizer < 0.3 * plain.optimizer
+    assert plan.optimizer < 0.4 * plain.optimizer
     assert (plan.activations, plan.carried_state) == (plain.activations, plain.carried_state)
 
 

@@ -16,6 +16,7 @@ from longspan.errors import UserError
 from longspan.models import LanguageModel
 from longspan.runs import checkpoint
 from longspan.runs.folder import RunFolder
+from longspan.runs.kept import newest
 from longspan.runs.shards import FACTS
 
 FINE_TUNING = StageConfig(
@@ -60,7 +61,7 @@ class Init:
             found = next((file for file in self.possible_files[1:] if checkpoint.exists(file)), None)
             if found is None:
                 raise UserError(f"{self.path} has no weights yet: its folder 'checkpoints' is empty")
-            return checkpoint.newest(found)
+            return newest(found)
         if not self.path.exists():
             raise UserError(f"there is no run folder or checkpoint {self.path} to start from")
         if self.path.suffix != checkpoint.SUFFIX:

@@ -104,11 +104,12 @@ def available_memory(model: LanguageModel) -> int | None:
 
 
 def _gathered(model: LanguageModel) -> int:
-    """The bytes of the largest block, and of everything outside of blocks."""
+    """The bytes of the matrices of the largest block, and of those outside of blocks."""
     blocks = list(model.blocks) if isinstance(model, Stack) else []
     inside = {id(p) for block in blocks for p in block.parameters()}
-    outside = sum(_bytes(p) for p in model.parameters() if id(p) not in inside)
-    return outside + max((sum(map(_bytes, block.parameters())) for block in blocks), default=0)
+    outside = sum(_bytes(p) for p in model.parameters() if p.ndim > 1 and id(p) not in inside)
+    of_blocks = (sum(_bytes(p) for p in block.parameters() if p.ndim > 1) for block in blocks)
+    return outside + max(of_blocks, default=0)
 
 
 def _bytes(tensor: Tensor) -> int:

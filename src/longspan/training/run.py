@@ -102,8 +102,9 @@ def train(
             stored = _with_absolute_corpus(config)
             with distributed.first_before_others():
                 if distributed.is_first():
-                    RunFolder.create(out, stored, corpus.tokenizer, corpus.fingerprint, started_from)
-                folder = RunFolder.open(out)
+                    folder = RunFolder.create(out, stored, corpus.tokenizer, corpus.fingerprint, started_from)
+                else:
+                    folder = RunFolder.open(out)
             with lock.for_training(folder):
                 _run(folder, corpus, model, log, None, strategy, callback, asked)
     return folder

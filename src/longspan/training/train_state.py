@@ -64,11 +64,11 @@ def unpack(
     restore_memories(model, optimizers, _placed(remembered, of_name))
     if average is not None:
         average.restore(_placed(checkpoint.below("average"), of_name))
-    generators = checkpoint.below(_generators_of(0 if same_numbers else distributed.rank()))
-    if distributed.rank() == 0 or generators:
-        torch.set_rng_state(generators["cpu"])
-        if device.type == "cuda" and "cuda" in generators:
-            torch.cuda.set_rng_state(generators["cuda"], device)
+    generators = _generators_of(0 if same_numbers else distributed.rank())
+    if distributed.rank() == 0 or checkpoint.below(generators):
+        torch.set_rng_state(checkpoint.tensors[f"{generators}.cpu"])
+        if device.type == "cuda" and f"{generators}.cuda" in checkpoint.tensors:
+            torch.cuda.set_rng_state(checkpoint.tensors[f"{generators}.cuda"], device)
     carried = checkpoint.below("state")
     if missing := distributed.initial_state(model, 1).flatten().keys() - carried.keys():
         raise KeyError(f"state.{min(missing)}")
