@@ -127,7 +127,8 @@ def mesh(device_type: str) -> DeviceMesh:
 
 def divided(lanes: int) -> range:
     """The lanes of this rank where their number need not be a multiple of the ranks; perhaps none."""
-    return range(rank() * lanes // size(), (rank() + 1) * lanes // size())
+    first = rank() if size() > 1 else 0
+    return range(first * lanes // size(), (first + 1) * lanes // size())
 
 
 def summed(values: Tensor) -> Tensor:
