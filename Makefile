@@ -23,10 +23,10 @@ test: $(VENV)/installed-dev lint
 	$(BIN)/python -m pytest -n 2
 
 test-distributed: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n 2 -m distributed tests
+	$(BIN)/python -m pytest -n 2 -m 'distributed and not faults' tests
 
 test-faults: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m faults tests/faults
+	$(BIN)/python -m pytest -m faults tests
 
 test-cluster: $(VENV)/installed-dev
 	command -v slurmctld >/dev/null || (apt-get update && apt-get install --yes --no-install-recommends slurm-wlm munge)

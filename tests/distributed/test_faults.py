@@ -26,6 +26,7 @@ from .elastic import Kill, command, victim, write_recipe
 
 STEPS = (60, 40)
 TWO = ["--nproc-per-node", "2"]
+EITHER = [pytest.param(0, marks=pytest.mark.faults), 1]  # each rank once in 'make test-faults'
 
 
 @pytest.mark.parametrize(
@@ -146,9 +147,9 @@ def assert_continues(recipe: Path, run: Path, whole: Path) -> None:
     ("number", "worker"),
     [
         (signal.SIGTERM, None),
-        (signal.SIGINT, None),
-        (signal.SIGHUP, None),
-        (signal.SIGTERM, 0),
+        pytest.param(signal.SIGINT, None, marks=pytest.mark.faults),
+        pytest.param(signal.SIGHUP, None, marks=pytest.mark.faults),
+        pytest.param(signal.SIGTERM, 0, marks=pytest.mark.faults),
         (signal.SIGTERM, 1),
     ],
 )
@@ -165,7 +166,7 @@ def test_a_signal(number: int, worker: int | None, recipe: Path, whole: Path, tm
     assert_continues(recipe, run, whole)
 
 
-@pytest.mark.distributed
+@pytest.mark.faults
 @pytest.mark.usefixtures("hangups")
 def test_a_signal_to_all_processes(recipe: Path, whole: Path, tmp_path: Path) -> None:
     """As from a terminal, or from Slurm: every process gets it, and again from torchrun."""
@@ -190,7 +191,9 @@ def failed(tmp_path: Path, recipe: Path, kill: Kill) -> str:
     ("kill", "line"),
     [
         ((1, "full_disk_in_a_shard", 4), "No space left on device (rank 1)"),
-        ((0, "full_disk_in_a_shard", 4), "No space left on device (rank 0)"),
+        pytest.param(
+            (0, "full_disk_in_a_shard", 4), "No space left on device (rank 0)", marks=pytest.mark.faults
+        ),
         ((0, "read_only_folder", 4), "Read-only file system (rank 0)"),
     ],
 )
@@ -209,7 +212,7 @@ def test_a_checkpoint_that_cannot_be_written(
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", EITHER)
 def test_a_rank_that_fails(rank: int, recipe: Path, whole: Path, tmp_path: Path) -> None:
     """All end at once. The report of torchrun says which rank failed first, and why."""
     said = failed(tmp_path, recipe, (rank, "error_after_an_update", 12))
@@ -220,7 +223,7 @@ def test_a_rank_that_fails(rank: int, recipe: Path, whole: Path, tmp_path: Path)
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", EITHER)
 def test_a_rank_that_is_killed(rank: int, recipe: Path, whole: Path, tmp_path: Path) -> None:
     said = failed(tmp_path, recipe, (rank, "after_an_update", 12))
     cause = said.partition("Root Cause")[2]
@@ -230,7 +233,7 @@ def test_a_rank_that_is_killed(rank: int, recipe: Path, whole: Path, tmp_path: P
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", EITHER)
 def test_a_rank_that_hangs(rank: int, tmp_path: Path) -> None:
     recipe, run = write_recipe(tmp_path, timeout_seconds=5), tmp_path / "run"
     training = Training(recipe, run, *victim(tmp_path, [(rank, "stopped_after_an_update", 12)], recipe, run))
