@@ -2,6 +2,7 @@
 # make test    linters, types and the whole test suite
 # make lock    constraints.lock: the versions of constraints.txt, with hashes of their files
 # make audit   known vulnerabilities of the locked dependencies
+# make test-slow          the tests that take more than ten seconds
 # make test-distributed   trainings in 2 and 4 processes of torchrun, against one process
 # make test-faults   20 kills of a run and of a search, which end as if nothing had happened; minutes
 # make test-cluster  Debian's Slurm on this machine, as two nodes; installs it and needs root
@@ -14,13 +15,16 @@ AUDIT := .venv-audit
 LOCK := .venv-lock
 CPP := $(wildcard src/longspan/kernels/*/*.cpp)
 
-.PHONY: train test test-distributed test-faults test-cluster lint lock audit clean
+.PHONY: train test test-slow test-distributed test-faults test-cluster lint lock audit clean
 
 train: $(VENV)/installed
 	$(BIN)/longspan train
 
 test: $(VENV)/installed-dev lint
 	$(BIN)/python -m pytest -n 2
+
+test-slow: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -n 2 -m slow tests
 
 test-distributed: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n 2 -m 'distributed and not faults' tests

@@ -109,6 +109,7 @@ def test_own_block_is_timed(
     assert "own-block: decodes " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_own_block_from_outside(tmp_path: Path) -> None:
     """Train by a recipe that names the plugin; kill and resume; evaluate, generate, load in Python."""
     installed = Installed(tmp_path)

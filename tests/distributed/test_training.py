@@ -14,7 +14,8 @@ from tests.training.runs import write_text
 
 from .cases import CASES, launch, run
 
-QUICK = ("adaptive-span", "flagship", "search")
+QUICK = [("adaptive-span", False), ("flagship", True)]  # name, sharded
+ALL = [(name, shard) for name in CASES for shard in (False, True)]
 
 
 @pytest.fixture(scope="module")
@@ -57,26 +58,25 @@ def assert_same(several: Path, one: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("processes", "names"),
+    ("processes", "cases"),
     [
         pytest.param(2, QUICK, id="2"),
-        pytest.param(2, tuple(CASES), id="2-all", marks=pytest.mark.distributed),
-        pytest.param(4, tuple(CASES), id="4-all", marks=pytest.mark.distributed),
+        pytest.param(2, ALL, id="2-all", marks=pytest.mark.distributed),
+        pytest.param(4, ALL, id="4-all", marks=pytest.mark.distributed),
     ],
 )
-def test_as_one_process(processes: int, names: tuple[str, ...], folder: Path, text: Path) -> None:
-    place = folder / f"{processes}-{len(names)}"
+def test_as_one_process(processes: int, cases: list[tuple[str, bool]], folder: Path, text: Path) -> None:
+    place = folder / f"{processes}-{len(cases)}"
     place.mkdir()
     jobs = [
         {"name": name, "text": str(text), "out": str(place / f"{name}-{shard}"), "shard": shard}
-        for name in names
-        for shard in (False, True)
+        for name, shard in cases
     ]
     launch(processes, place, jobs)
-    for name in names:
+    for name in dict(cases):
         run(name, text, place / f"{name}-one")
-        for shard in (False, True):
-            assert_same(place / f"{name}-{shard}", place / f"{name}-one")
+    for name, shard in cases:
+        assert_same(place / f"{name}-{shard}", place / f"{name}-one")
 
 
 def resumed(name: str, folder: Path, text: Path, *ranks: int) -> Path:

@@ -281,6 +281,7 @@ def test_dropout_keeps_its_share():
     assert abs(sums.std() / deviation - 1) < 0.05
 
 
+@pytest.mark.slow
 def test_windows_are_cut_to_the_longest_span_of_a_query():
     case = Case(
         windows=((300, 300),), reaches=(300,), block=40, width=16, spans=(20.0, 33.5), dynamic=True, ramp=3

@@ -38,6 +38,7 @@ def test_restarted_processes_need_a_run_to_continue(
     assert not Path("run").exists()
 
 
+@pytest.mark.distributed
 def test_two_processes(recipe: str) -> None:
     """One summary, one result, metrics written once; then all of it is read by one process."""
     done = torchrun(["--nproc-per-node", "2", "-m", "longspan", "train", recipe, "--out", "run"])
