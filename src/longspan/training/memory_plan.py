@@ -7,7 +7,6 @@ operations are not counted, nor is what the process needs besides training.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, fields
 from math import ceil
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from longspan.config import RunConfig
+from longspan.distributed import local_size
 from longspan.machine_memory import free_memory
 from longspan.models import LanguageModel, Stack
 from longspan.optim import build_optimizers, state_bytes
@@ -99,7 +99,7 @@ def available_memory(model: LanguageModel) -> int | None:
     free_on_host = free_memory() if device.type == "cpu" else None
     if free_on_host is None:
         return None
-    share = free_on_host // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    share = free_on_host // local_size()
     return share + sum(_bytes(tensor) for tensor in (*model.parameters(), *model.buffers()))
 
 
