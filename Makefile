@@ -5,6 +5,7 @@
 # make test-slow          the tests that take more than ten seconds
 # make test-distributed   trainings in 2 and 4 processes of torchrun, against one process
 # make test-faults   20 kills of a run and of a search, which end as if nothing had happened; minutes
+# make test-browser  the pages in Debian's chromium; installs it if it is missing, which needs root
 # make test-cluster  Debian's Slurm on this machine, as two nodes; installs it and needs root
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ AUDIT := .venv-audit
 LOCK := .venv-lock
 CPP := $(wildcard src/longspan/kernels/*/*.cpp)
 
-.PHONY: train test test-slow test-distributed test-faults test-cluster lint lock audit clean
+.PHONY: train test test-slow test-distributed test-faults test-browser test-cluster lint lock audit clean
 
 train: $(VENV)/installed
 	$(BIN)/longspan train
@@ -31,6 +32,10 @@ test-distributed: $(VENV)/installed-dev
 
 test-faults: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m faults tests
+
+test-browser: $(VENV)/installed-dev
+	command -v chromium >/dev/null || (apt-get update && apt-get install --yes --no-install-recommends chromium)
+	$(BIN)/python -m pytest -n 2 -m browser tests
 
 test-cluster: $(VENV)/installed-dev
 	command -v slurmctld >/dev/null || (apt-get update && apt-get install --yes --no-install-recommends slurm-wlm munge)

@@ -1,0 +1,1 @@
+"""A server: completions and sessions over HTTP, and a page."""
