@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Ids: TypeAlias = "Sequence[int] | npt.NDArray[Any] | Tensor"
 
 READ_BLOCK = 512  # tokens per block: it bounds the memory needed for a long text
-_TAIL = 16  # last tokens to keep: the text after them may depend on them (blanks, incomplete characters)
+TAIL = 16  # last tokens to keep: the text after them may depend on them (blanks, incomplete characters)
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,6 @@ def blocks(
     for block_BT in torch.split(ids_BT, length or READ_BLOCK, dim=1) if ids_BT.shape[1] else ():
         with torch.no_grad():
             hidden_BTD, state = model(block_BT, state)
-        tail = (*tail, *block_BT[0, -_TAIL:].tolist())[-_TAIL:]
+        tail = (*tail, *block_BT[0, -TAIL:].tolist())[-TAIL:]
         count += block_BT.shape[1]
         yield hidden_BTD[0], TextState(state, hidden_BTD[0, -1].clone(), tail, count)
