@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from longspan.config import ModernConfig, SpanConfig
 from longspan.flops import Shape, flops
 from longspan.kernels import span_attention as entry
-from longspan.kernels.qk_norm_rope import qk_norm_rope
+from longspan.kernels.qk_norm_rope import Rope, qk_norm_rope
 from longspan.layers.feed_forward import squared_relu
 from longspan.layers.short_convolution import ShortConvolution
 from longspan.models import LanguageModel, Stack, build
@@ -48,7 +48,7 @@ def text(length: int, batch: int = 2) -> Tensor:
 def rotated(x: Tensor, first: Tensor, base: float = 10000.0) -> Tensor:
     """Keys at their positions."""
     rows = torch.cat([x, torch.zeros_like(x)], dim=2)
-    return qk_norm_rope(rows, x.shape[2], first_B=first, base=base).k_BTHK
+    return qk_norm_rope(rows, x.shape[2], first_B=first, rope=Rope(base)).k_BTHK
 
 
 class TestRotary:

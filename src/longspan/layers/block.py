@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from longspan.errors import UserError
 from longspan.state import State
 
-Step: TypeAlias = "Callable[[Tensor], Tensor]"
-"""Single tokens through a block, h_1BD -> h_1BD: texts are rows of one matrix product."""
+Step: TypeAlias = "Callable[..., Tensor]"
+"""Single tokens through a block, h_1BD -> h_1BD: texts are rows of one matrix product.
+
+A block with value embeddings also gets those of the tokens, [1, B, D].
+"""
 
 
 class Block(nn.Module, ABC):

@@ -33,8 +33,10 @@ from longspan.layers.dropout import GrowingDropout
 from longspan.layers.feed_forward import FeedForward, squared_relu
 from longspan.layers.ngrams import NgramEmbeddings
 from longspan.layers.positions import LearnedDistanceKeys, NoPositions, Positions
+from longspan.layers.residual_stream import ResidualStream
 from longspan.layers.rotary import RotaryPositions
 from longspan.layers.short_convolution import ShortConvolution
+from longspan.layers.smear import Smear
 from longspan.models.stack import Stack
 from longspan.output import SoftmaxHead
 
@@ -55,7 +57,15 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
     blocks: list[Block] = []
     if config.convolution:
         blocks.append(ShortConvolution(config.width, config.convolution, norm=norm))
-    for _ in range(config.num_layers):
+    if config.smear:
+        blocks.append(Smear(config.width))
+    first_blocks: list[int] = []
+    tables: dict[int, nn.Embedding] = {}
+    for layer in range(config.num_layers):
+        has_table = config.value_embeddings and (config.num_layers - layer) % 2 == 1
+        if has_table:
+            tables[len(blocks)] = _table_of_zeros(vocabulary_size, config.width)
+        first_blocks.append(len(blocks))
         blocks += [
             Attention(
                 config.width,
@@ -70,6 +80,10 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
                 norm=norm,
                 qk_norm=config.qk_norm,
                 memory=config.memory,
+                value_gates=has_table,
+                output_gates=config.attention_gates,
+                key_offset=config.key_offset,
+                initial_gain=config.qk_gain,
             ),
             FeedForward(
                 config.width,
@@ -103,12 +117,22 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
         final_norm=norm(config.width),
         dropout=output_dropout,
         inputs=inputs,
+        values=tables,
+        residual=ResidualStream(config.width, first_blocks, skip=config.skip, backout=config.backout)
+        if config.residual_scalars
+        else None,
     )
+
+
+def _table_of_zeros(vocabulary_size: int, width: int) -> nn.Embedding:
+    table = nn.Embedding(vocabulary_size, width)
+    nn.init.zeros_(table.weight)
+    return table
 
 
 def _positions(config: ModernConfig) -> Positions:
     if config.positions == "rotary":
-        return RotaryPositions(config.rope_base)
+        return RotaryPositions(config.rope_base, config.rope_fraction)
     if config.positions == "learned":
         return LearnedDistanceKeys(config.span.limit, config.width // config.num_heads)
     return NoPositions()

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from longspan.kernels.qk_norm_rope.eager import EPSILON, QKV, speeds
+from longspan.kernels.qk_norm_rope.eager import EPSILON, QKV, Rope, speeds
 
 TAU = tl.constexpr(2 * math.pi)
 POSITIONS = 32
@@ -30,18 +30,18 @@ PROGRAMS = 2048
 
 
 def qk_norm_rope(
-    rows_BTRK: Tensor, heads: int, gain_H: Tensor | None, first_B: Tensor | None, base: float
+    rows_BTRK: Tensor, heads: int, gain_H: Tensor | None, first_B: Tensor | None, rope: Rope
 ) -> QKV:
-    turns_E = None if first_B is None else _turns(rows_BTRK.shape[-1] // 2, base, rows_BTRK.device)
+    turns_E = None if first_B is None else _turns(rows_BTRK.shape[-1] // 2, rope, rows_BTRK.device)
     rows_BTRK = _contiguous_rows(rows_BTRK)
     return QKV(*_QKNormRope.apply(rows_BTRK, gain_H, first_B, turns_E, heads))  # type: ignore[no-untyped-call]
 
 
 @cache  # never freed: a CUDA graph reads them at their address
-def _turns(pairs: int, base: float, device: torch.device) -> Tensor:
+def _turns(pairs: int, rope: Rope, device: torch.device) -> Tensor:
     """The part of a full rotation that each pair makes from one position to the next."""
     with torch.inference_mode(False):  # the first call may be in inference mode, a later one in training
-        return speeds(pairs, base, device) / (2 * math.pi)
+        return speeds(pairs, rope, device) / (2 * math.pi)
 
 
 class _QKNormRope(torch.autograd.Function):
