@@ -56,16 +56,16 @@ class ModernConfig:
     qk_gain: float = option(1.0, help="with QK-norm: the learned scale of scores at the start")
     value_embeddings: bool = option(
         False,
-        help="every other layer, the last included, adds a further embedding of the token to its values, with a "
-        "learned gate per head; needs memory = keys-values",
+        help="every other layer, the last included, adds a further embedding of the token to its values, "
+        "with a learned gate per head; needs memory = keys-values",
     )
     attention_gates: bool = option(
         False, help="multiply the output of every head by a gate that depends on the token"
     )
     key_offset: bool = option(
         False,
-        help="the part of a key that RoPE does not rotate comes from the token before: a head then finds what "
-        "followed a match; needs rope_fraction below 1 and memory = keys-values",
+        help="the part of a key that RoPE does not rotate comes from the token before: a head then finds "
+        "what followed a match; needs rope_fraction below 1 and memory = keys-values",
     )
     smear: bool = option(False, help="add the embedding of the token before, with a learned gate")
     residual_scalars: bool = option(

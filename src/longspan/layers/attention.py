@@ -78,7 +78,7 @@ class Attention(AttentionHeads):
 
     @torch.compiler.disable(reason="windows change while spans are learned: every change would compile again")
     def forward(self, h_BTD: Tensor, state: State, value_BTD: Tensor | None = None) -> tuple[Tensor, State]:
-        """`value_BTD` are embeddings of the tokens that are added to the values, with a gate of every head."""
+        """`value_BTD` are embeddings of the tokens, added to the values with a gate of every head."""
         x_BTD = self._normed(h_BTD)
         block, num_queries = h_BTD.shape[1], h_BTD.shape[0] * h_BTD.shape[1]
         heads = self._head_groups(block, h_BTD)

@@ -1,7 +1,7 @@
 """What the heads of an attention layer mix in: gates, embeddings of the token as values, the token before.
 
-Shapes: B batch, T block, D width, H heads, K head width, R rows of heads, C inputs of a gate, P pairs that RoPE
-does not rotate.
+Shapes: B batch, T block, D width, H heads, K head width, R rows of heads, C inputs of a gate, P pairs that
+RoPE does not rotate.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ class ResidualStream(nn.Module):
                                                           (`backout`)
 
     a_l falls from 1.15 to 1.05 over the layers, and b_l from 0.2 to 0.05; all weights are learned. After the
-    embedding the stream has the precision of products. `first_blocks` are the numbers of the blocks that layers
-    begin with.
+    embedding the stream has the precision of products. `first_blocks` are the numbers of the blocks that
+    layers begin with.
     """
 
     def __init__(self, width: int, first_blocks: Sequence[int], *, skip: bool, backout: bool) -> None:
@@ -78,7 +78,8 @@ class Pass:
         x0_BTD = kept["first"]
         x_BTD = stream._scaled(x_BTD, stream.scale_L[layer], stream.embedding_L[layer], x0_BTD)
         if layer == stream._skip_to and "skip" in kept:
-            assert stream.skip is not None and stream.skip_gate_C is not None
+            assert stream.skip is not None
+            assert stream.skip_gate_C is not None
             gate_C = stream.skip_gate_C.to(x_BTD.dtype)
             gate_BT1 = (x0_BTD[..., : len(gate_C)] * gate_C).sum(-1, keepdim=True).sigmoid()
             x_BTD = x_BTD + (2 * stream.skip.sigmoid()).to(x_BTD.dtype) * gate_BT1 * kept["skip"]

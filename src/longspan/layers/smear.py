@@ -1,4 +1,7 @@
-"""Smear: a token's embedding takes in that of the token before. Shapes: B batch, T block, D width, C channels."""
+"""Smear: a token takes in the embedding of the token before.
+
+Shapes: B batch, T block, D width, C channels.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,12 @@ from longspan.output import OutputHead
 from longspan.state import State
 
 AroundBlock: TypeAlias = "Callable[..., Any]"
-"""Calls a block with its inputs, h_BTD, the state of the block and what else it reads, and returns what the block returns."""
+"""Calls a block with its inputs (h_BTD, its state, what else it reads) and returns what it returns."""
+
+
+Values: TypeAlias = "Mapping[str, tuple[Tensor]]"
+"""What blocks add to their values, by the name of the block."""
+NO_VALUES: Values = {}
 
 
 class Stack(LanguageModel):
@@ -30,8 +35,8 @@ class Stack(LanguageModel):
     `shared` modules are used by several blocks and owned by the stack. `dropout` acts on the embeddings and
     on the input of the head. `inputs` are further layers that read the tokens; their outputs are added to the
     embedding. Their names are used in the state and in checkpoints. `values` are further embeddings of the
-    tokens, by the number of the attention block that adds them to its values. `residual` are the weights of the
-    residual stream.
+    tokens, by the number of the attention block that adds them to its values. `residual` are the weights of
+    the residual stream.
 
     `around_block`, if set, calls the blocks in passes with gradients: see `activation_checkpointing.py`.
     """
@@ -78,14 +83,14 @@ class Stack(LanguageModel):
     def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
         h_BTD, read = self._embedded(tokens_BT, state)
         h_BTD = self._drop(h_BTD, self.dropout, self.training)
-        h_BTD, after = self._through(h_BTD, state.branch("blocks"), tokens_BT)
+        h_BTD, after = self._through(h_BTD, state.branch("blocks"), self._values(tokens_BT))
         if self.final_norm is not None:
             h_BTD = self.final_norm(h_BTD)
         return self._drop(h_BTD, self.dropout, self.training), State(read | {"blocks": after})
 
-    def _through(self, h_BTD: Tensor, states: State, tokens_BT: Tensor) -> tuple[Tensor, State]:
+    def _through(self, h_BTD: Tensor, states: State, values: Values = NO_VALUES) -> tuple[Tensor, State]:
         """Run all blocks in order."""
-        values, stream = self._values(tokens_BT), None if self.residual is None else self.residual.begin()
+        stream = None if self.residual is None else self.residual.begin()
         after: dict[str, State | Tensor] = {}
         around = self.around_block if self.training and torch.is_grad_enabled() else None
         for number, (name, block) in enumerate(self.blocks.named_children()):
@@ -96,7 +101,7 @@ class Stack(LanguageModel):
             h_BTD, after[name] = checked(result, block, name, h_BTD)
         return h_BTD if stream is None else stream.end(h_BTD), State(after)
 
-    def _values(self, tokens: Tensor) -> dict[str, tuple[Tensor]]:
+    def _values(self, tokens: Tensor) -> Values:
         """What blocks add to their values: for every block that has a table, its rows."""
         return {
             name: (F.embedding(tokens, table.weight.to(product_dtype(table.weight))),)

@@ -29,6 +29,8 @@ from longspan.kernels.dispatch import use_triton
 from longspan.kernels.qk_norm_rope import eager
 from longspan.kernels.qk_norm_rope.eager import QKV, Rope, rotated_pairs
 
+PLAIN = Rope()
+
 __all__ = ["QKV", "Rope", "qk_norm_rope", "rotated_pairs"]
 
 
@@ -38,7 +40,7 @@ def qk_norm_rope(
     *,
     gain_H: Tensor | None = None,
     first_B: Tensor | None = None,
-    rope: Rope = Rope(),
+    rope: Rope = PLAIN,
 ) -> QKV:
     """Queries, keys and values of these heads: normed if there is `gain_H`, rotated if there is `first_B`."""
     unchanged = gain_H is None and first_B is None
