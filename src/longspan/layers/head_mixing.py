@@ -32,7 +32,7 @@ class HeadGates(nn.Module):
         return F.linear(x_BTD[..., : weight_HC.shape[1]], weight_HC).sigmoid()[..., None]
 
     def optimizer_groups(self) -> dict[str, list[nn.Parameter]]:
-        return {"no_decay": [self.weight_HC]}
+        return {"scalar": [self.weight_HC]}
 
     def flops(self, shape: Shape) -> float:
         return 2.0 * self.weight_HC.numel()

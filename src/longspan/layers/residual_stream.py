@@ -40,6 +40,9 @@ class ResidualStream(nn.Module):
         self._layer_of = {block: layer for layer, block in enumerate(first_blocks)}
         self._skip_from, self._skip_to, self._backout_from = layers // 4, layers // 2, 2 * layers // 3
 
+    def optimizer_groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"scalar": list(self.parameters())}
+
     def begin(self) -> Pass:
         """A pass over the layers."""
         return Pass(self)
@@ -62,6 +65,7 @@ class Pass:
     def __init__(self, stream: ResidualStream) -> None:
         self._stream = stream
         self._kept: dict[str, Tensor] = {}
+        self._weights = list(zip(stream.scale_L.unbind(), stream.embedding_L.unbind(), strict=True))
 
     def before(self, block: int, x_BTD: Tensor) -> Tensor:
         """The input of this block."""
@@ -76,7 +80,7 @@ class Pass:
         if layer == stream._backout_from + 1 and stream.backout is not None:
             kept["backout"] = x_BTD
         x0_BTD = kept["first"]
-        x_BTD = stream._scaled(x_BTD, stream.scale_L[layer], stream.embedding_L[layer], x0_BTD)
+        x_BTD = stream._scaled(x_BTD, *self._weights[layer], x0_BTD)
         if layer == stream._skip_to and "skip" in kept:
             assert stream.skip is not None
             assert stream.skip_gate_C is not None

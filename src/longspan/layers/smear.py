@@ -28,6 +28,9 @@ class Smear(Block):
     def initial_state(self, batch_size: int) -> State:
         return State({"before": self.weight_C.new_zeros(batch_size, 1, self._width)})
 
+    def optimizer_groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"scalar": [self.scale, self.weight_C]}
+
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         earlier_BTD = torch.cat([state.tensor("before").to(h_BTD.dtype), h_BTD[:, :-1]], dim=1)
         gate_BT1 = (h_BTD[..., : len(self.weight_C)] * self.weight_C).sum(-1, keepdim=True).sigmoid()
