@@ -51,6 +51,17 @@ TILES: dict[str, tuple[int, ...]] = {
     "persistent": (64, 64, 4, 3),
 }
 
+# The same for heads of more than 64.
+WIDE_TILES: dict[str, tuple[int, ...]] = {
+    "forward": (128, 64, 8, 2),
+    "far forward": (128, 64, 8, 2),
+    "queries": (64, 64, 4, 2),
+    "dropped queries": (64, 32, 4, 2),
+    "keys": (64, 64, 8, 2),
+    "kept keys": (32, 64, 4, 2),
+    "persistent": (32, 64, 4, 2),
+}
+
 FAR = 512
 """From this many keys of a head on average, wide tiles are faster and tables are large."""
 
@@ -335,5 +346,6 @@ def _tiles(kernel: str, q_BHTK: Tensor) -> dict[str, int]:
     names = ["BM", "BN", "num_warps", "num_stages"]
     if torch.version.hip is None:
         names.append("maxnreg")
-    small = q_BHTK.dtype == torch.float32 or q_BHTK.shape[-1] > 64
-    return dict(zip(names, (32, 32, 4, 2) if small else TILES[kernel], strict=False))
+    tiles = WIDE_TILES if q_BHTK.shape[-1] > 64 else TILES
+    tile = (32, 32, 4, 2) if q_BHTK.dtype == torch.float32 else tiles[kernel]
+    return dict(zip(names, tile, strict=False))
