@@ -26,10 +26,10 @@ class Muon(Optimizer):
         p  = (1 - lr · decay) p - 0.2 lr √max(R, C) · o
 
     The factor makes steps about as large as AdamW's (Liu et al., 2025), so learning rates of the two are
-    comparable. Others use √max(1, R / C) in place of 0.2 √max(R, C): their rate of 0.02 for 512 x 512 is
-    0.0044 here. A parameter [N, R, C] holds N matrices. The result is that of `torch.optim.Muon` with
-    "match_rms_adamw", but all matrices of one shape are orthogonalised in the same batched products: on a GPU
-    a few large ones instead of hundreds of small ones.
+    comparable. Others use √max(1, R / C) in place of 0.2 √max(R, C): divide their rate by 0.2 √C, so that
+    0.02 for 512 x 512 is 0.0044 here. A parameter [N, R, C] holds N matrices. The result is that of
+    `torch.optim.Muon` with "match_rms_adamw", but all matrices of one shape are orthogonalised in the same
+    batched products: on a GPU a few large ones instead of hundreds of small ones.
 
     With `cautious` decay (Chen et al., 2025) a weight decays only where the step also brings it nearer to 0,
     where o and p have the same sign.
@@ -131,7 +131,7 @@ def _matrices(parameter: Tensor) -> Tensor:
 
 def _decay_cautiously(weights: list[Tensor], moves: list[Tensor], decay: float) -> None:
     """w = (1 - decay) w where w and its move have the same sign."""
-    same = torch._foreach_mul(torch._foreach_sign(weights), moves)
+    same = torch._foreach_mul(weights, moves)
     torch._foreach_sign_(same)
     torch._foreach_clamp_min_(same, 0.0)
     torch._foreach_addcmul_(weights, same, weights, value=-decay)
