@@ -12,7 +12,15 @@ from torch import nn
 from longspan.config import AdaptiveSpanConfig, ModernConfig, StageConfig, VocabularyConfig
 from longspan.models import build
 from longspan.models.interface import LanguageModel
-from longspan.optim import NorMuon, build_optimizers, memories, momentum, restore_memories, set_rate
+from longspan.optim import (
+    NorMuon,
+    build_optimizers,
+    memories,
+    momentum,
+    restore_memories,
+    set_rate,
+    undeclared_notice,
+)
 from longspan.training import train
 
 from .runs import metrics, small_config
@@ -124,6 +132,12 @@ def test_epsilon_reaches_adam() -> None:
         assert {group["eps"] for group in adam.param_groups} == {1e-10}
         *_, adam = build_optimizers(TinyModel(), stage(optimizer=kind))
         assert {group["eps"] for group in adam.param_groups} == {1e-8}
+
+
+def test_matrices_that_nobody_declares_are_named_for_normuon_too() -> None:
+    notices = [undeclared_notice(TinyModel(), [stage(optimizer=kind)]) for kind in ("muon", "normuon")]
+    assert notices[0] == notices[1]
+    assert "span_LH" in (notices[0] or "")
 
 
 def test_normuon_has_cautious_decay_if_asked() -> None:
