@@ -26,10 +26,10 @@ class Muon(Optimizer):
         p  = (1 - lr · decay) p - 0.2 lr √max(R, C) · o
 
     The factor makes steps about as large as AdamW's (Liu et al., 2025), so learning rates of the two are
-    comparable. Others use √max(1, R / C) in place of 0.2 √max(R, C): their rate of 0.02 for 512 x 512 is
-    0.0044 here. A parameter [N, R, C] holds N matrices. The result is that of `torch.optim.Muon` with
-    "match_rms_adamw", but all matrices of one shape are orthogonalised in the same batched products: on a GPU
-    a few large ones instead of hundreds of small ones.
+    comparable. Others use √max(1, R / C) in place of 0.2 √max(R, C): divide their rate by 0.2 √C, so that
+    0.02 for 512 x 512 is 0.0044 here. A parameter [N, R, C] holds N matrices. The result is that of
+    `torch.optim.Muon` with "match_rms_adamw", but all matrices of one shape are orthogonalised in the same
+    batched products: on a GPU a few large ones instead of hundreds of small ones.
 
     With `cautious` decay (Chen et al., 2025) a weight decays only where the step also brings it nearer to 0,
     where o and p have the same sign.
@@ -83,29 +83,24 @@ class Muon(Optimizer):
             nesterov_NRC = torch.cat([_matrices(nesterov[i]) for i in alike])
             return [parameters[i] for i in alike], self._orthogonalised(nesterov_NRC, shape, sharded)
 
-        decay = group["lr"] * group["weight_decay"]
         started = map(start, dict.fromkeys(shapes))  # unique, in order of appearance
         # With several ranks a shape is communicated while the next ones are computed.
         for alike, wait in started if size() == 1 else list(started):
-            rate = 0.2 * group["lr"] * math.sqrt(max(alike[0].shape[-2:]))
-            moves_NRC = self._evened(wait(), alike, group, sharded).to(alike[0].dtype)
-            weights = [local(p) for p in alike]
-            matrices = moves_NRC.split([len(_matrices(p)) for p in weights])
-            moves = [move.view_as(p) for move, p in zip(matrices, weights, strict=True)]
-            if decay and group["cautious"]:
-                _decay_cautiously(weights, moves, decay)
-            elif decay:
-                torch._foreach_mul_(weights, 1 - decay)
-            torch._foreach_add_(weights, moves, alpha=-rate)
+            self._apply(alike, wait(), group, sharded)
 
     def _orthogonal(self, x_NRC: Tensor) -> Tensor:
         return orthogonal(x_NRC)
 
-    def _evened(
-        self, o_NRC: Tensor, parameters: list[Tensor], group: dict[str, Any], sharded: bool
-    ) -> Tensor:
-        """For subclasses: the steps of parameters of one shape; of sharded ones the rows of this rank."""
-        return o_NRC
+    def _apply(self, parameters: list[Tensor], o_NRC: Tensor, group: dict[str, Any], sharded: bool) -> None:
+        """Decay and step of parameters of one shape; of sharded ones, o has the rows of this rank."""
+        rate, decay = rate_of(parameters[0].shape, group), group["lr"] * group["weight_decay"]
+        weights = [local(p) for p in parameters]
+        moves = moves_like(weights, o_NRC)
+        if decay and group["cautious"]:
+            decay_cautiously(weights, moves, torch.tensor(decay, dtype=torch.float64))
+        elif decay:
+            torch._foreach_mul_(weights, 1 - decay)
+        torch._foreach_add_(weights, moves, alpha=-rate)
 
     def _orthogonalised(self, x_NRC: Tensor, shape: torch.Size, sharded: bool) -> Callable[[], Tensor]:
         """The orthogonal matrices of parameters of one shape, divided over the ranks."""
@@ -129,9 +124,22 @@ def _matrices(parameter: Tensor) -> Tensor:
     return parameter.reshape(math.prod(parameter.shape[:-2]), *parameter.shape[-2:])
 
 
-def _decay_cautiously(weights: list[Tensor], moves: list[Tensor], decay: float) -> None:
-    """w = (1 - decay) w where w and its move have the same sign."""
-    same = torch._foreach_mul(torch._foreach_sign(weights), moves)
-    torch._foreach_sign_(same)
-    torch._foreach_clamp_min_(same, 0.0)
-    torch._foreach_addcmul_(weights, same, weights, value=-decay)
+def rate_of(shape: torch.Size, group: dict[str, Any]) -> float:
+    """What a step is multiplied by."""
+    rate: float = 0.2 * group["lr"] * math.sqrt(max(shape[-2:]))
+    return rate
+
+
+def moves_like(weights: list[Tensor], o_NRC: Tensor) -> list[Tensor]:
+    """The steps as tensors of the shape and type of the weights."""
+    matrices = o_NRC.to(weights[0].dtype).split([len(_matrices(w)) for w in weights])
+    return [matrix.view_as(w) for matrix, w in zip(matrices, weights, strict=True)]
+
+
+def decay_cautiously(weights: list[Tensor], moves: list[Tensor], decay: Tensor) -> None:
+    """w = (1 - decay) w where w and its move have the same sign. The decay is one number on the CPU."""
+    parts = torch._foreach_mul(weights, moves)
+    torch._foreach_sign_(parts)
+    torch._foreach_clamp_min_(parts, 0.0)
+    torch._foreach_mul_(parts, decay)
+    torch._foreach_addcmul_(weights, parts, weights, value=-1)
