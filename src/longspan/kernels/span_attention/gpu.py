@@ -53,11 +53,11 @@ TILES: dict[str, tuple[int, ...]] = {
 
 # The same for heads of more than 64.
 WIDE_TILES: dict[str, tuple[int, ...]] = {
-    "forward": (128, 64, 8, 2),
-    "far forward": (128, 64, 8, 2),
-    "queries": (64, 64, 4, 2),
-    "dropped queries": (64, 32, 4, 2),
-    "keys": (64, 64, 8, 2),
+    "forward": (64, 64, 4, 3),
+    "far forward": (64, 64, 4, 3),
+    "queries": (64, 32, 4, 3),
+    "dropped queries": (64, 32, 4, 3),
+    "keys": (64, 64, 4, 2),
     "kept keys": (32, 64, 4, 2),
     "persistent": (32, 64, 4, 2),
 }
