@@ -24,6 +24,7 @@ from longspan.layers import hidden_memory, kv_cache, projected_memory
 from longspan.layers.attention_heads import AttentionHeads
 from longspan.layers.block import Step
 from longspan.layers.head_groups import HeadGroups
+from longspan.layers.head_mixing import GATE_INPUTS
 from longspan.layers.post_norm import kernels_for
 from longspan.layers.projections import OrderedWeights
 from longspan.layers.recording import keep
@@ -73,27 +74,27 @@ class Attention(AttentionHeads):
         self._normed = torch.compile(self._normed)  # type: ignore[method-assign]
         if self.norm_first or not kernels_for(self.norm, self.query.weight, self.output_dropout):
             self._add_residual = torch.compile(self._add_residual)  # type: ignore[method-assign]
-        self._gated = torch.compile(self._gated)  # type: ignore[method-assign]
+        self._gate = torch.compile(self._gate)
         self._mixed_rows = torch.compile(self._mixed_rows)
 
     @torch.compiler.disable(reason="windows change while spans are learned: every change would compile again")
     def forward(self, h_BTD: Tensor, state: State, value_BTD: Tensor | None = None) -> tuple[Tensor, State]:
         """`value_BTD` are embeddings of the tokens, added to the values with a gate of every head."""
-        x_BTD = self._normed(h_BTD)
+        x_BTD, x_BTC = self._normed(h_BTD)
         block, num_queries = h_BTD.shape[1], h_BTD.shape[0] * h_BTD.shape[1]
         heads = self._head_groups(block, h_BTD)
         weights = None  # for a small batch it is faster to order activations than weights
         if num_queries > SMALL_BATCH:
             weights = self._ordered_weights(heads, recalls="memory" in state and not self.keeps_keys)
         rows_BTRK = self._project(x_BTD, heads.order, weights)
-        rows_BTRK, mixed = self._mixed(rows_BTRK, x_BTD, value_BTD, state, heads.order)
+        rows_BTRK, mixed = self._mixed(rows_BTRK, x_BTC, value_BTD, state, heads.order)
         *qkv, new_BTXK = self._qk_norm_rope(rows_BTRK, state, heads.order)
         q_BHTK, k_BHTK, v_BHTK = (x_BTHK.transpose(1, 2) for x_BTHK in qkv)
         past = [kv_BMXK.to(k_BHTK.dtype) for kv_BMXK in self._recall(state, heads, weights)]
         context = self._context(heads, past, state, x_BTD)
         keep(self, q_BHTK, k_BHTK, heads.order, context)
         attended_BHTK = span_attention(q_BHTK, k_BHTK, v_BHTK, context)
-        attended_BTHK = self._gated(attended_BHTK.transpose(1, 2), x_BTD, heads.order)
+        attended_BTHK = self._gated(attended_BHTK.transpose(1, 2), x_BTC, heads.order)
         out_BTD = self._project_out(attended_BTHK, heads.order, weights)
         depth = self.span.memory_length
         if "past" in state:
@@ -149,7 +150,9 @@ class Attention(AttentionHeads):
             x_1BD = self.norm(h_1BD) if self.norm_first else h_1BD
             x_B1D, value_B1D = x_1BD.transpose(0, 1), None if value_1BD is None else value_1BD.transpose(0, 1)
             rows_BRK = project(x_1BD).reshape(h_1BD.shape[1], -1, self.head_width)
-            rows_B1RK, mixed = self._mixed(rows_BRK[:, None], x_B1D, value_B1D, read, order)
+            rows_B1RK, mixed = self._mixed(
+                rows_BRK[:, None], x_B1D[..., :GATE_INPUTS], value_B1D, read, order
+            )
             if unchanged:
                 q_BHK, kv_BXK = rows_B1RK.squeeze(1).split_with_sizes(sizes, 1)
             else:
@@ -160,7 +163,7 @@ class Attention(AttentionHeads):
             found_BHK = attention.attend(q_BHK, kv_BXK, spans_BH)
             for name, leaf in read.flatten().items():
                 leaf.copy_(mixed[name] if name in mixed else leaf + 1)
-            found_BHK = self._gated(found_BHK[:, None], x_B1D, order)
+            found_BHK = self._gated(found_BHK[:, None], x_B1D[..., :GATE_INPUTS], order)
             h_1BD = project_out(found_BHK.reshape(1, h_1BD.shape[1], -1), onto=h_1BD)
             return h_1BD if self.norm_first else self.norm(h_1BD)
 

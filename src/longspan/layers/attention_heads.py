@@ -17,7 +17,7 @@ from longspan.kernels.span_attention import cuts_windows, head_groups
 from longspan.layers.block import Block
 from longspan.layers.dropout import GrowingDropout, dropout
 from longspan.layers.head_groups import HeadGroups
-from longspan.layers.head_mixing import HeadGates, last_still, mixed_rows
+from longspan.layers.head_mixing import GATE_INPUTS, HeadGates, gated, last_still, mixed_rows
 from longspan.layers.linear import Linear
 from longspan.layers.persistent_memory import PersistentMemory
 from longspan.layers.positions import Positions
@@ -88,7 +88,7 @@ class AttentionHeads(Block):
         self.output_gates = HeadGates(width, num_heads) if output_gates else None
         pairs, rope = self.head_width // 2, positions.rope
         self.still = pairs - rotated_pairs(pairs, rope.fraction) if key_offset and rope is not None else 0
-        self._mixed_rows = mixed_rows
+        self._mixed_rows, self._gate = mixed_rows, gated
 
     def _head_groups(self, block: int, x: Tensor) -> HeadGroups:
         """The window of each head on the device of `x`, and which heads are computed together."""
@@ -138,24 +138,27 @@ class AttentionHeads(Block):
         return select_heads(by_head, heads).flatten(0, 1)
 
     def _mixed(
-        self, rows_BTRK: Tensor, x_BTD: Tensor, value_BTD: Tensor | None, state: State, heads: list[int]
+        self, rows_BTRK: Tensor, x_BTC: Tensor, value_BTD: Tensor | None, state: State, heads: list[int]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Projected rows with the embedding of the token in the values and offset keys; their state after."""
-        more_BTHK = before_B1H2P = None
+        value_BTHK = gates_HC = before_B1H2P = None
         after: dict[str, Tensor] = {}
         if self.value_gates is not None and value_BTD is not None:
             value_BTHK = torch.unflatten(value_BTD, -1, (self.num_heads, self.head_width))
-            more_BTHK = 2 * self.value_gates(x_BTD, heads) * select_heads(value_BTHK, heads, dim=2)
+            value_BTHK, gates_HC = select_heads(value_BTHK, heads, dim=2), self.value_gates.of(heads)
         if self.still:
             before_B1H2P = select_heads(state.tensor("offset"), heads, dim=2)
             last_B1H2P = last_still(rows_BTRK, self.num_heads, self.still)
             after["offset"] = select_heads(last_B1H2P, inverse(heads), dim=2)
-        if more_BTHK is None and before_B1H2P is None:
+        if value_BTHK is None and before_B1H2P is None:
             return rows_BTRK, after
-        return self._mixed_rows(rows_BTRK, self.num_heads, more_BTHK, before_B1H2P), after
+        mixed_BTRK = self._mixed_rows(rows_BTRK, self.num_heads, value_BTHK, x_BTC, gates_HC, before_B1H2P)
+        return mixed_BTRK, after
 
-    def _gated(self, attended_BTHK: Tensor, x_BTD: Tensor, heads: list[int]) -> Tensor:
-        return attended_BTHK if self.output_gates is None else attended_BTHK * self.output_gates(x_BTD, heads)
+    def _gated(self, attended_BTHK: Tensor, x_BTC: Tensor, heads: list[int]) -> Tensor:
+        if self.output_gates is None:
+            return attended_BTHK
+        return self._gate(attended_BTHK, x_BTC, self.output_gates.of(heads))
 
     def _qk_norm_rope(self, rows_BTRK: Tensor, state: State, heads: list[int], first: int = 0) -> QKV:
         """Projected rows of these heads with QK-norm and RoPE; `first` counts from the block's beginning."""
@@ -166,10 +169,14 @@ class AttentionHeads(Block):
         first_B = state.tensor("read") + first if first else state.tensor("read")
         return qk_norm_rope(rows_BTRK, len(heads), gain_H=gain_H, first_B=first_B, rope=rope)
 
-    def _normed(self, h_BTD: Tensor) -> Tensor:
-        """x, in the precision in which it is multiplied and remembered."""
+    def _normed(self, h_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """x, in the precision in which it is multiplied and remembered, and its channels for gates.
+
+        Both from one compiled function: the gradient of the few channels is then added in the same pass.
+        """
         x_BTD: Tensor = self.norm(h_BTD) if self.norm_first else h_BTD
-        return x_BTD.to(product_dtype(x_BTD))
+        x_BTD = x_BTD.to(product_dtype(x_BTD))
+        return x_BTD, x_BTD[..., :GATE_INPUTS]
 
     def _add_residual(self, h_BTD: Tensor, out_BTD: Tensor) -> Tensor:
         if self.norm_first:

@@ -26,10 +26,9 @@ class HeadGates(nn.Module):
         super().__init__()
         self.weight_HC = nn.Parameter(torch.zeros(num_heads, min(GATE_INPUTS, width)))
 
-    def forward(self, x_BTD: Tensor, heads: list[int]) -> Tensor:
-        """The gates of these heads, [B, T, H, 1]."""
-        weight_HC = select_heads(self.weight_HC, heads).to(x_BTD.dtype)
-        return F.linear(x_BTD[..., : weight_HC.shape[1]], weight_HC).sigmoid()[..., None]
+    def of(self, heads: list[int]) -> Tensor:
+        """The rows of G for these heads, [H, C]."""
+        return select_heads(self.weight_HC, heads)
 
     def optimizer_groups(self) -> dict[str, list[nn.Parameter]]:
         return {"scalar": [self.weight_HC]}
@@ -38,17 +37,27 @@ class HeadGates(nn.Module):
         return 2.0 * self.weight_HC.numel()
 
 
+def gated(found_BTHK: Tensor, x_BTC: Tensor, weight_HC: Tensor) -> Tensor:
+    """The heads times their gates."""
+    return found_BTHK * F.linear(x_BTC, weight_HC.to(x_BTC.dtype)).sigmoid()[..., None]
+
+
 def mixed_rows(
-    rows_BTRK: Tensor, heads: int, more_BTHK: Tensor | None, before_B1H2P: Tensor | None
+    rows_BTRK: Tensor,
+    heads: int,
+    value_BTHK: Tensor | None,
+    x_BTC: Tensor,
+    gates_HC: Tensor | None,
+    before_B1H2P: Tensor | None,
 ) -> Tensor:
-    """Rows of queries, keys and values: `more` is added to the values, and keys are offset.
+    """Rows of queries, keys and values: values get 2 gate `value`, and keys are offset.
 
     The pairs of a key that RoPE does not rotate are those of the token before; `before` has those of the last
     token of the block before. A query that matches them finds what followed an earlier token.
     """
     q_BTHK, k_BTHK, v_BTHK = rows_BTRK.split(heads, dim=2)
-    if more_BTHK is not None:
-        v_BTHK = v_BTHK + more_BTHK.to(v_BTHK.dtype)
+    if value_BTHK is not None and gates_HC is not None:
+        v_BTHK = v_BTHK + 2 * gated(value_BTHK.to(v_BTHK.dtype), x_BTC, gates_HC)
     if before_B1H2P is not None:
         k_BTH2E, still = torch.unflatten(k_BTHK, -1, (2, -1)), before_B1H2P.shape[-1]
         rotated_BTH2, still_BTH2P = k_BTH2E[..., :-still], k_BTH2E[..., -still:]
