@@ -12,19 +12,17 @@ import torch
 from torch import Tensor
 
 from longspan.flops import Shape, flops
-from longspan.kernels.linear import SMALL_BATCH, FixedProduct
+from longspan.kernels.linear import SMALL_BATCH
 from longspan.kernels.span_attention import (
     AttentionContext,
     cuts_windows,
-    decoding_groups,
-    one_token,
     span_attention,
 )
 from longspan.layers import hidden_memory, kv_cache, projected_memory
 from longspan.layers.attention_heads import AttentionHeads
+from longspan.layers.attention_step import AttentionStep
 from longspan.layers.block import Step
 from longspan.layers.head_groups import HeadGroups
-from longspan.layers.head_mixing import GATE_INPUTS
 from longspan.layers.post_norm import kernels_for
 from longspan.layers.projections import OrderedWeights
 from longspan.layers.recording import keep
@@ -128,46 +126,7 @@ class Attention(AttentionHeads):
         on_known_device = weight.device.type == "cpu" or cuts_windows(weight, self.head_width)
         if "memory" not in state or not on_known_device or not self._can_keep_projections():
             return super().step_from(state)
-        windows_H = self._windows(1)
-        heads = HeadGroups(
-            windows_H, decoding_groups(weight, self.head_width, windows_H, kinds_H=self._group_kinds())
-        )
-        order = heads.order
-        past = [kv_BMXK.to(weight.dtype) for kv_BMXK in self._recall(state, heads)]
-        # Spans that depend on the input are given with every token.
-        x_B1D = weight.new_zeros(past[0].shape[0], 1, self.query.in_features)
-        context = self._context(heads, past, state, x_B1D)
-        attention, dynamic = one_token(context), context.spans is not None and context.spans.dim() > 1
-        matrices = (layer.weight for layer in (self.query, self.key, self.value))
-        project = FixedProduct(torch.cat([self._rows(matrix, order) for matrix in matrices]))
-        project_out = FixedProduct(self._rows(self.out.weight.mT, order).mT.contiguous(), self.out.bias)
-        names = ["read"] * self._positions[0].counts + ["offset"] * (self.still > 0)
-        read = State({name: state.tensor(name).clone() for name in names})
-
-        unchanged, sizes = not (self.qk_norm or read), [self.num_heads, 2 * self.num_heads]
-
-        def step(h_1BD: Tensor, value_1BD: Tensor | None = None) -> Tensor:
-            x_1BD = self.norm(h_1BD) if self.norm_first else h_1BD
-            x_B1D, value_B1D = x_1BD.transpose(0, 1), None if value_1BD is None else value_1BD.transpose(0, 1)
-            rows_BRK = project(x_1BD).reshape(h_1BD.shape[1], -1, self.head_width)
-            rows_B1RK, mixed = self._mixed(
-                rows_BRK[:, None], x_B1D[..., :GATE_INPUTS], value_B1D, read, order
-            )
-            if unchanged:
-                q_BHK, kv_BXK = rows_B1RK.squeeze(1).split_with_sizes(sizes, 1)
-            else:
-                qkv = self._qk_norm_rope(rows_B1RK, read, order)
-                q_BHK, kv_BXK = qkv.q_BTHK.squeeze(1), qkv.kv_BTXK.squeeze(1)
-            spans = self.span.spans_for(x_B1D) if dynamic else None
-            spans_BH = None if spans is None else select_heads(spans[..., 0], order, dim=1)
-            found_BHK = attention.attend(q_BHK, kv_BXK, spans_BH)
-            for name, leaf in read.flatten().items():
-                leaf.copy_(mixed[name] if name in mixed else leaf + 1)
-            found_BHK = self._gated(found_BHK[:, None], x_B1D[..., :GATE_INPUTS], order)
-            h_1BD = project_out(found_BHK.reshape(1, h_1BD.shape[1], -1), onto=h_1BD)
-            return h_1BD if self.norm_first else self.norm(h_1BD)
-
-        return step
+        return AttentionStep(self, state)
 
     def _can_keep_projections(self) -> bool:
         """False if a text begins with zeros and the memory is normed: the norm has biases."""

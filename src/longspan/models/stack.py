@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from longspan.layers.block import Block, Step, checked
+from longspan.layers.block import Block, RowStep, Step, checked
 from longspan.layers.dropout import Dropout
 from longspan.layers.dropout import dropout as drop
 from longspan.layers.embeddings import AdaptiveEmbedding
@@ -144,29 +144,14 @@ class Stack(LanguageModel):
     def step_from(self, state: State) -> Step | None:
         blocks = state.branch("blocks")
         named = ((name, block) for name, block in self.blocks.named_children() if isinstance(block, Block))
-        steps: dict[str, Step] = {}
+        steps: list[Step] = []
         for name, block in named:
             through = block.step_from(blocks.branch(name))
             if through is None:
                 return None
-            steps[name] = through
-        kept = State({name: part for name, part in state.items() if name != "blocks"}).map(torch.clone)
-
-        def step(tokens_1B: Tensor) -> Tensor:
-            h_B1D, read = self._embedded(tokens_1B.transpose(0, 1), kept)
-            after = State(read).flatten()
-            for name, leaf in kept.flatten().items():
-                leaf.copy_(after[name])
-            h_1BD, values = h_B1D.transpose(0, 1), self._values(tokens_1B)
-            stream = None if self.residual is None else self.residual.begin()
-            for number, (name, through) in enumerate(steps.items()):
-                if stream is not None:
-                    h_1BD = stream.before(number, h_1BD)
-                h_1BD = through(h_1BD, *values.get(name, ()))
-            h_1BD = h_1BD if stream is None else stream.end(h_1BD)
-            return h_1BD if self.final_norm is None else self.final_norm(h_1BD)
-
-        return step
+            steps.append(through)
+        step = _StackStep(self, steps, state)
+        return step if all(isinstance(through, RowStep) for through in steps) else step.__call__
 
     def shape_key(self, state: State) -> Hashable | None:
         return tuple(block.shape_key() for block in self.blocks if isinstance(block, Block))
@@ -174,3 +159,47 @@ class Stack(LanguageModel):
     def _each_block(self, make: Callable[[Block, str], State]) -> State:
         named = ((name, block) for name, block in self.blocks.named_children() if isinstance(block, Block))
         return State({name: make(block, name) for name, block in named})
+
+
+class _StackStep(RowStep):
+    """Single tokens through a stack: the step of every block, and the state of the input layers."""
+
+    def __init__(self, stack: Stack, steps: Sequence[Step], state: State) -> None:
+        self._stack, self._steps = stack, steps
+        self._kept = State({name: part for name, part in state.items() if name != "blocks"}).map(torch.clone)
+
+    def __call__(self, tokens_1B: Tensor, *more: Tensor) -> Tensor:
+        h_B1D, read = self._stack._embedded(tokens_1B.transpose(0, 1), self._kept)
+        after = State(read).flatten()
+        for name, leaf in self._kept.flatten().items():
+            leaf.copy_(after[name])
+        h_1BD, values = h_B1D.transpose(0, 1), self._stack._values(tokens_1B)
+        stream = None if self._stack.residual is None else self._stack.residual.begin()
+        names = (name for name, _ in self._stack.blocks.named_children())
+        for number, (name, through) in enumerate(zip(names, self._steps, strict=True)):
+            if stream is not None:
+                h_1BD = stream.before(number, h_1BD)
+            h_1BD = through(h_1BD, *values.get(name, ()))
+        h_1BD = h_1BD if stream is None else stream.end(h_1BD)
+        norm = self._stack.final_norm
+        return h_1BD if norm is None else norm(h_1BD)
+
+    def begin(self, state: State) -> _StackStep:
+        blocks = state.branch("blocks")
+        named = zip(self._stack.blocks.named_children(), self._steps, strict=True)
+        return _StackStep(
+            self._stack, [_rows(step).begin(blocks.branch(name)) for (name, _), step in named], state
+        )
+
+    def put(self, row: int, source: Any, source_row: int = 0) -> None:
+        assert isinstance(source, _StackStep)
+        for own, other in zip(self._steps, source._steps, strict=True):
+            _rows(own).put(row, other, source_row)
+        others = source._kept.flatten()
+        for name, leaf in self._kept.flatten().items():
+            leaf[row] = others[name][source_row]
+
+
+def _rows(step: Step) -> RowStep:
+    assert isinstance(step, RowStep)
+    return step
