@@ -21,8 +21,6 @@ Shapes: B batch, T positions, H heads, K head width, R = 3H rows (2H without que
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from torch import Tensor
 
 from longspan.kernels.dispatch import use_triton
@@ -43,12 +41,9 @@ def qk_norm_rope(
     rope: Rope = PLAIN,
 ) -> QKV:
     """Queries, keys and values of these heads: normed if there is `gain_H`, rotated if there is `first_B`."""
-    unchanged = gain_H is None and first_B is None
-    backend = eager if unchanged or not use_triton(rows_BTRK) else _gpu_backend()
-    return backend.qk_norm_rope(rows_BTRK, heads, gain_H, first_B, rope)
-
-
-def _gpu_backend() -> ModuleType:
+    given = rows_BTRK, heads, gain_H, first_B, rope
+    if (gain_H is None and first_B is None) or not use_triton(rows_BTRK):
+        return eager.qk_norm_rope(*given)
     from longspan.kernels.qk_norm_rope import triton_kernels
 
-    return triton_kernels
+    return triton_kernels.qk_norm_rope(*given)

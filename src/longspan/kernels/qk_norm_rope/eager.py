@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from longspan.kernels.contiguous_split import contiguous_split
+from longspan.kernels.layout import contiguous_split
 
 EPSILON = 1e-6
 
