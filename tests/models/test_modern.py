@@ -206,6 +206,16 @@ def test_squared_relu() -> None:
     assert squared_relu(torch.tensor([-2.0, 0.0, 3.0])).tolist() == [0.0, 0.0, 9.0]
 
 
+def test_every_part_has_a_gradient() -> None:
+    model = lively(dataclasses.replace(CONFIG, **EVERY_PART))
+    state = model.initial_state(2)
+    for piece in text(12).split(6, dim=1):
+        hidden, state = model(piece, state.detach())
+    hidden.square().sum().backward()
+    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert without == ["head.scores.weight"]
+
+
 def test_a_fresh_model_adds_nothing_to_its_embeddings() -> None:
     model = build(CONFIG, V)
     tokens = text(9)
@@ -398,6 +408,13 @@ def test_parameters_and_costs_by_hand() -> None:
         ({"softcap": 0.0}, "softcap must be above 0"),
         ({"dropout": 0.2, "repeat_dropout": 0.1}, "repeat_dropout must be above dropout"),
         ({"repeat_dropout": 1.0}, "repeat_dropout must be at least 0 and below 1"),
+        ({"rope_fraction": 0.0}, "rope_fraction must be above 0"),
+        ({"qk_gain": 0.0}, "qk_gain must be above 0"),
+        ({"key_offset": True, "memory": "keys-values"}, "a rope_fraction below 1"),
+        ({"key_offset": True, "rope_fraction": 0.5}, "key_offset needs memory"),
+        ({"value_embeddings": True}, "value_embeddings needs memory"),
+        ({"skip": True}, "skip needs residual_scalars"),
+        ({"backout": True}, "backout needs residual_scalars"),
         ({"rope_base": 1.0}, "rope_base must be above 1"),
         ({"dropout": 1.0}, "dropout must be"),
         ({"convolution": 1}, "convolution must be"),

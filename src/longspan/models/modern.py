@@ -9,6 +9,9 @@ Every layer is attention over a memory and then feed-forward, both pre-norm; the
 - Queries and keys have QK-norm per head, then RoPE.
 - f(x) is relu(x)^2 or another activation; with SwiGLU, silu(W1 x) (V x) replaces f(W1 x).
 - Logits may be soft-capped: c tanh(s / c).
+- Options from the NanoGPT speedrun, each in a file of its own: value embeddings, gates and offset keys
+  (`layers/head_mixing.py`), smear (`layers/smear.py`), weights of the residual stream
+  (`layers/residual_stream.py`).
 - A position attends to itself and back as far as its head's span. A text starts with an empty memory.
 
 Matrices are initialised with N(0, 1/width), those that write to the residual stream with zeros. So a new
