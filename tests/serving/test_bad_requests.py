@@ -9,7 +9,7 @@ import pytest
 
 from longspan.serving.http.gate import Rules
 from longspan.serving.limits import Limits
-from tests.serving.running import JSON, Client, fake_service, running
+from tests.serving.running import JSON, Client, real_service, running
 
 BYTES = {"Content-Type": "application/octet-stream"}
 VALUES: list[tuple[dict[str, Any], int, str | None]] = [  # fields, status, the field that the error names
@@ -88,7 +88,7 @@ BODIES: list[tuple[bytes, int]] = [
 @pytest.fixture(scope="module")
 def client() -> Any:
     limits = Limits(prompt_tokens=1000, generated_tokens=100, inspected_tokens=50)
-    with running(fake_service(limits), Rules(body_bytes=1 << 20, upload_bytes=1 << 16)) as (found, _):
+    with running(real_service(limits), Rules(body_bytes=1 << 20, upload_bytes=1 << 16)) as (found, _):
         yield found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from longspan.serving.http.gate import Rules
-from tests.serving.running import Client, fake_service, running
+from tests.serving.running import Client, real_service, running
 
 KEY = "correct-horse"
 
@@ -15,7 +15,7 @@ KEY = "correct-horse"
 @pytest.fixture(scope="module")
 def locked() -> Iterator[Client]:
     rules = Rules(key=KEY.encode(), origins=("https://friend.example",))
-    with running(fake_service(), rules) as (found, _):
+    with running(real_service(), rules) as (found, _):
         yield found
 
 
@@ -36,7 +36,7 @@ def test_another_host_is_dns_rebinding(client: Client, host: str) -> None:
 
 
 def test_with_a_host_given_any_name_is_allowed() -> None:
-    with running(fake_service(), Rules(hosts=None)) as (client, _):
+    with running(real_service(), Rules(hosts=None)) as (client, _):
         assert client.get("/v1/models", Host="server.example").status == 200
 
 

@@ -74,7 +74,9 @@ def test_a_full_queue(stream: bool) -> None:
     assert isinstance(engine, FakeEngine)
     with running(service) as (client, _):
         engine.gate.clear()
-        kept = [send(client, "/v1/completions", {"model": "tiny", "max_tokens": 3}) for _ in range(3)]
+        kept = [send(client, "/v1/completions", {"model": "tiny", "max_tokens": 3})]
+        wait_until(lambda: engine.stats.running == 1)
+        kept += [send(client, "/v1/completions", {"model": "tiny", "max_tokens": 3}) for _ in range(2)]
         wait_until(lambda: engine.stats.waiting == 2)
         found = client.complete("b", stream=stream)
         assert (found.status, found.code) == (429, "queue_full")

@@ -10,9 +10,20 @@ from longspan.language_model import LoadedModel
 from longspan.serving.http.service import Service
 from longspan.serving.limits import Limits
 from tests.serving.fake import FakeEngine
-from tests.serving.running import Client, fake_service, running, tiny_lm, wait_until
+from tests.serving.running import Client, real_service, running, tiny_lm, wait_until
 
-FIELDS = {"id", "object", "model", "tokens", "created", "last_used", "saved", "in_memory", "bytes"}
+FIELDS = {
+    "id",
+    "object",
+    "model",
+    "tokens",
+    "text_tail",
+    "created",
+    "last_used",
+    "saved",
+    "in_memory",
+    "bytes",
+}
 Held = tuple[Client, FakeEngine, Service]
 
 
@@ -109,7 +120,7 @@ def test_two_generations_on_one_session(held: Held) -> None:
 
 
 def test_too_many_sessions() -> None:
-    with running(fake_service(Limits(sessions=2))) as (client, _):
+    with running(real_service(Limits(sessions=2))) as (client, _):
         first, _ = client.session(), client.session()
         found = client.post("/v1/sessions", {"model": "tiny"})
         assert (found.status, found.code) == (429, "too_many_sessions")

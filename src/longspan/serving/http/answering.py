@@ -57,7 +57,7 @@ class Answering:
                 if isinstance(event, Token):
                     one.add(event.text, self.choices[number].token(event))
                 else:
-                    one.add(event.text, None)
+                    one.add(self.choices[number].end(event.text), None)
                     one.reason = event.reason
         if self.at_end is not None:
             await self.at_end()
@@ -80,7 +80,7 @@ class Answering:
                 if event.text or marks is not None:
                     found.append(write(number, event.text, marks))
             else:
-                found.append(write(number, event.text, None, event.reason))
+                found.append(write(number, self.choices[number].end(event.text), None, event.reason))
         return "".join(found)
 
     def _repeated(self) -> Sequence[tuple[Chosen, Prompt]]:
