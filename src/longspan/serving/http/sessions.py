@@ -33,7 +33,7 @@ _BINARY: dict[str, Any] = {BINARY: {"schema": {"type": "string", "format": "bina
 
 async def _answer(act: Callable[..., Session], *given: Any) -> Response:
     """What `act`, which may wait for the disk, returns."""
-    return await _answer(act, *given)
+    return JSONResponse(_shown(await run_in_threadpool(act, *given)))
 
 
 def _shown(session: Session) -> dict[str, Any]:
