@@ -45,6 +45,8 @@ def described_operations(client: Client) -> Any:
 def draw(client: Client, examples: int, mode: GenerationMode) -> int:
     """Send that many requests to every operation; returns their number. Half of the sessions exist."""
     sent, positive = 0, mode == GenerationMode.POSITIVE
+    for session in client.get("/v1/sessions").json["data"]:
+        client.ask("DELETE", f"/v1/sessions/{session['id']}")
     sessions = [client.session("some text") for _ in range(3)]
 
     for result in described_operations(client).get_all_operations():
