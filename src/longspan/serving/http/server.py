@@ -69,6 +69,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 server_header=False,
+                proxy_headers=False,
                 timeout_graceful_shutdown=math.ceil(grace + _MARGIN),
             )
         )
