@@ -17,8 +17,7 @@ from longspan.reading import READ_BLOCK
 from longspan.serving.jobs import Cancelled
 from longspan.serving.limits import Busy, PromptTooLong, Stopping, TooManyTokens
 from longspan.serving.request import Finished, Sampling, Token
-from tests.models.test_contract import VARIANTS
-from tests.serving.small_models import LETTERS, Answer, Client, ask, encode, loaded, running
+from tests.serving.small_models import KINDS, LETTERS, Answer, Client, ask, encode, loaded, running
 
 PROMPT = "abcab\nfgh"
 
@@ -33,7 +32,7 @@ def soon(holds: Callable[[], bool]) -> bool:
 LONG = "abcdefghij\n" * 600  # more than ten blocks
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", KINDS)
 def test_a_text_is_that_of_the_model(variant: str) -> None:
     lm = loaded(variant)
     with running(lm, slots=8) as engine:
