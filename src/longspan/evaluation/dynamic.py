@@ -169,14 +169,14 @@ def mean_squares(
     lanes: int,
     block_length: int,
     device: torch.device | str,
-    most: int = STATISTICS_BLOCKS,
+    most: int | None = None,
 ) -> list[Tensor]:
-    """The mean squared gradients of at most `most` blocks, spread evenly over the text.
+    """The mean squared gradients of `most` blocks, or fewer, spread evenly over the text.
 
     A block has as many lanes as in the evaluation, each after one block that fills the state.
     """
     length = 2 * block_length
-    rows = min(most * lanes, (len(tokens) - 1) // length)
+    rows = min((most or STATISTICS_BLOCKS) * lanes, (len(tokens) - 1) // length)
     if rows < lanes:
         raise UserError(f"{len(tokens):,} tokens of training text are too few for blocks of {block_length}")
     starts = np.linspace(0, len(tokens) - 1 - length, rows).astype(np.int64)
