@@ -24,7 +24,8 @@ from longspan.json_text import to_json
 from longspan.version import VERSION
 
 LIBRARIES = ("vega.min.js", "vega-lite.min.js", "vega-embed.min.js")
-SHARED = ("charts.js", "curves.js", "spans.js", "player.js")  # also used by the page of `longspan serve`
+SHARED = ("charts.js", "curves.js", "spans.js", "player.js")
+PAGE_FILES = (*SHARED, "tokens.js", "sections.html", "page.css")  # the page of `longspan serve` has them too
 
 
 def write_report(
@@ -46,6 +47,7 @@ def report_page(runs: Sequence[RunData], *, reload_seconds: float | None = None)
         made=html.escape(f"longspan {VERSION}, {datetime.now():%Y-%m-%d %H:%M:%S}"),
         summary=_summary(runs),
         differences=_differences(runs),
+        sections=asset("sections.html").rstrip(),
         environment=_environment(runs),
         configuration=_configuration(runs),
     )

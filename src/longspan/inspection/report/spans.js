@@ -8,12 +8,15 @@ const cells = (entry) =>
 const mean = (row) => row.reduce((sum, one) => sum + one, 0) / row.length;
 
 function showSpans(entry, run, history) {
-  const limit = Math.max(...history.map((moment) => moment.limit));
-  const shortest = Math.max(1, Math.min(limit / 2, ...history.flatMap((moment) => moment.spans.flat())));
+  // Powers of two, so that they rarely change while a run is watched.
+  const every = history.flatMap((moment) => moment.spans.flat());
+  const longest = 2 ** Math.ceil(Math.log2(Math.max(4, ...every)));
+  const shortest = Math.min(longest / 2, 2 ** Math.floor(Math.log2(Math.max(1, Math.min(...every)))));
   const height = Math.max(120, Math.min(420, 34 * entry.spans.length));
   const most = Math.max(...entry.spans.map((row) => row.length));
   const ordinal = (field) => ({ field, type: "ordinal", axis: { labelAngle: 0, title: field } });
   const span = { field: "span", type: "quantitative", title: "span in tokens" };
+  const room = document.getElementById("spans-masks").parentElement.clientWidth - 90;
   const at = `at step ${grouped(entry.step)}`;
   draw("spans-heatmap", {
     width: "container", height, autosize: { type: "fit-x", contains: "padding" },
@@ -21,8 +24,7 @@ function showSpans(entry, run, history) {
     mark: { type: "rect" },
     encoding: {
       x: ordinal("head"), y: ordinal("layer"),
-      // The domain is a power of two, so it rarely changes while a run is watched.
-      color: { ...span, scale: { type: "log", base: 2, domain: [2 ** Math.floor(Math.log2(shortest)), limit], scheme: "viridis", clamp: true } },
+      color: { ...span, scale: { type: "log", base: 2, domain: [shortest, longest], scheme: "viridis", clamp: true } },
       tooltip: [{ field: "layer" }, { field: "head" }, { ...span, format: ",.0f" }],
     },
   }, { spans: cells(entry) }, `Spans ${at}, in tokens. ${inWords(entry)}`);
@@ -60,11 +62,11 @@ function showSpans(entry, run, history) {
     },
     spacing: 8,
     spec: {
-      width: Math.max(56, Math.min(200, 880 / most)), height: 48,
+      width: Math.max(56, Math.min(260, Math.floor(room / most) - 8)), height: 48,
       mark: { type: "area", line: true, opacity: 0.5, tooltip: true, color: colours().accent, aria: false },
       encoding: {
         x: {
-          field: "distance", type: "quantitative", scale: { domain: [0, limit], nice: false },
+          field: "distance", type: "quantitative", scale: { domain: [0, longest], nice: false },
           axis: { title: null, tickCount: 2, grid: false },
         },
         y: {
@@ -73,26 +75,26 @@ function showSpans(entry, run, history) {
         },
       },
     },
-  }, { masks: masks(entry, run.ramp) }, `Masks of all heads ${at}.`);
+  }, { masks: masks(entry, run.ramp, longest) }, `Masks of all heads ${at}.`);
 }
 
 const inWords = (entry) =>
   entry.spans.map((row, layer) =>
     `Layer ${layer + 1}: ${row.map((span) => grouped(span)).join(", ")}`).join(". ") + ".";
 
-// From blue to green: every one of them can be seen on both backgrounds.
+// From blue over green to orange: every one of them can be seen on its background.
 function layerColour(layer, layers) {
   const part = layers === 1 ? 0 : layer / (layers - 1);
-  return `hsl(${Math.round(225 - 95 * part)}, 65%, ${dark.matches ? 65 : 42 - 8 * part}%)`;
+  return `hsl(${Math.round(225 - 200 * part)}, 65%, ${dark.matches ? 65 : 40}%)`;
 }
 
 // The corners of each mask: 1 up to the ramp, 0 from the recorded span on, which includes the ramp.
-function masks(entry, ramp) {
+function masks(entry, ramp, longest) {
   const found = [];
   entry.spans.forEach((row, layer) => row.forEach((span, head) => {
     const corners = [[0, Math.min(1, span / ramp)], [span, 0]];
     if (span > ramp) corners.splice(1, 0, [span - ramp, 1]);
-    if (span < entry.limit) corners.push([entry.limit, 0]);
+    if (span < longest) corners.push([longest, 0]);
     for (const [distance, mask] of corners) found.push({ layer: layer + 1, head: head + 1, distance, mask });
   }));
   return found;
