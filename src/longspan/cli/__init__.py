@@ -33,6 +33,7 @@ from longspan.cli import (
     runs,
     score,
     search,
+    serve,
     spans,
     train,
 )
@@ -65,6 +66,7 @@ COMMANDS = {
     "runs": runs,
     "import": import_,
     "bench": bench,
+    "serve": serve,
 }
 
 

@@ -1,4 +1,4 @@
-"""The forms of answers, for the description of the interface; they are written without it, which is faster."""
+"""The forms of answers, for the description of the interface; they are written without it: it is slow."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Gate:
             self._count(route, status, time.perf_counter() - began)
 
     def _admit(self, scope: Scope) -> int | None:
-        """Check everything that is known before the body; returns how large that may be, None if it is not read."""
+        """Check what is known before the body; returns how large that may be, None if it is not read."""
         headers, rules, path = Headers(scope=scope), self._rules, scope["path"]
         self._check_host(headers)
         if rules.key is not None and not _is_open(path) and scope["method"] != "OPTIONS":
@@ -84,7 +84,7 @@ class Gate:
         return most
 
     def _check_host(self, headers: Headers) -> None:
-        """Other pages in the user's browser may not ask, not even under a name of their own for this address."""
+        """Other pages in the user's browser may not ask, nor under a name of theirs for this address."""
         host, origin = headers.get("host", ""), headers.get("origin")
         if self._rules.hosts is not None and _name(host) not in self._rules.hosts:
             raise ApiError(403, "this Host is not served: use localhost, or start with --host", "wrong_host")

@@ -118,7 +118,7 @@ def _check(event: Finished) -> None:
 async def start(
     service: Service, served: Served, prompts: Sequence[Prompt], n: int, how: Sampling, scored: bool
 ) -> tuple[Generation, list[Prompt]]:
-    """Start `n` choices of each prompt; a prompt with several choices, or a scored one, is read once before."""
+    """Start `n` choices of each prompt; one with several choices, or a scored one, is read once before."""
     generation = Generation(service, served, n * len(prompts))
     try:
         read = await asyncio.gather(*(_read(service, served, prompt, n, scored) for prompt in prompts))
@@ -135,8 +135,10 @@ async def _read(service: Service, served: Served, prompt: Prompt, n: int, scored
     engine, ids = served.engine, prompt.ids
     if scored and ids:  # the first token has no probability: nothing comes before it
         first: TextState = await service.result(lambda done: engine.read(None, ids[:1], done))
-        nats, state = await service.result(lambda done: engine.score(first, ids[1:], done))
-        return replace(prompt, nats=nats, state=state)
+        scores: tuple[list[float], TextState] = await service.result(
+            lambda done: engine.score(first, ids[1:], done)
+        )
+        return replace(prompt, nats=scores[0], state=scores[1])
     if n > 1:
         return replace(prompt, state=await service.result(lambda done: engine.read(None, ids, done)))
     return prompt

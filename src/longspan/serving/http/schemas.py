@@ -12,6 +12,7 @@ MAX_TEXTS = 128
 
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]  # else there is an error for every token
 Nothing = Field(default=None, ge=0, le=0, description="not supported: 0")
 
 
@@ -54,12 +55,9 @@ class CompletionRequest(SamplingFields):
     model: str
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[
-            list[Annotated[list[TokenId], Field(min_length=1)]],
-            Field(min_length=1, max_length=MAX_CHOICES),
-        ]
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
+        | Ids
+        | Annotated[list[Ids], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
         | None
     ) = Field(default=None, description="a text, token ids, or a list of either; default: an empty text")
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES, description="choices of each prompt")

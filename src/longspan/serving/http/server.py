@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -51,29 +53,38 @@ def serve(
     ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until SIGINT or SIGTERM; then what runs has `grace` seconds to finish."""
-    for served in service.models.values():
-        served.engine.start()
-    config = uvicorn.Config(
-        make_app(service, rules),
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-        timeout_graceful_shutdown=int(grace + _MARGIN),
-    )
-    server = _Server(config, lambda: service.stop(grace), ready)
-    try:
-        asyncio.run(server.serve(sockets=[listening]))
-    finally:
-        service.stop(0)
+    Server(service, rules, grace, ready).run([listening])
 
 
-class _Server(uvicorn.Server):
-    """A signal stops the engines first; a second SIGINT does not wait for them."""
+class Server(uvicorn.Server):
+    """A signal, or `stop`, stops the engines first; a second SIGINT does not wait for them."""
 
-    def __init__(self, config: uvicorn.Config, stop: Callable[[], None], ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._stop, self._ready = stop, ready
+    def __init__(
+        self, service: Service, rules: Rules, grace: float, ready: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                make_app(service, rules),
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=math.ceil(grace + _MARGIN),
+            )
+        )
+        self._service, self._grace, self._ready = service, grace, ready
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        for served in self._service.models.values():
+            served.engine.start()
+        try:
+            asyncio.run(self.serve(sockets))
+        finally:
+            self._service.stop(0)
+
+    def stop(self) -> None:
+        """Begin to stop; may be called from another thread."""
+        self.handle_exit(signal.SIGTERM, None)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -81,12 +92,15 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.should_exit:
-            self._stop()
+            self._service.stop(self._grace)
         super().handle_exit(sig, frame)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """As uvicorn's, but the signal is not raised again at the end: the stop was orderly."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         kept = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield

@@ -1,0 +1,29 @@
+"""Servers for tests: one for a whole module, with the real engine, and one whose engine can be held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from longspan.serving.http.service import Service
+from tests.serving.fake import FakeEngine
+from tests.serving.running import Client, fake_service, running
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """A server that several tests share."""
+    with running(fake_service()) as (found, _):
+        yield found
+
+
+@pytest.fixture
+def held() -> Iterator[tuple[Client, FakeEngine, Service]]:
+    """A server of one test; its engine waits while `gate` is cleared."""
+    service = fake_service()
+    engine = service.models["tiny"].engine
+    assert isinstance(engine, FakeEngine)
+    with running(service) as (found, _):
+        yield found, engine, service
+        engine.gate.set()
