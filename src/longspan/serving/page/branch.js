@@ -8,6 +8,7 @@ import { collector, inspected, tail } from "./pieces.js";
 
 const INSPECTED_BYTES = 2048; // of the end of a text, or less if the server says so
 const ALTERNATIVES = 5;
+const FRAME = 60; // milliseconds
 let count = 0;
 
 export class Branch {
@@ -50,11 +51,19 @@ export class Branch {
     if (before >= 0) clearToken();
   }
 
+  // Pieces are drawn together: laying out a long text again for each of them would keep the browser busy.
   add(piece) {
-    const { scrollTop, scrollHeight, clientHeight } = this.area;
     this.pieces.push(piece);
-    this.list.add(piece.text, piece.bits);
+    this.drawing ??= setTimeout(() => this.draw(), FRAME);
+  }
+
+  draw() {
+    clearTimeout(this.drawing);
+    this.drawing = null;
+    const { scrollTop, scrollHeight, clientHeight } = this.area;
+    for (const { text, bits } of this.pieces.slice(this.area.children.length)) this.list.add(text, bits);
     if (scrollTop + clientHeight >= scrollHeight - 40) this.area.scrollTop = this.area.scrollHeight;
+    this.count();
   }
 
   count() {
@@ -88,7 +97,6 @@ export class Branch {
         this.generated += choice.logprobs?.tokens.length ?? 0;
         const piece = collect(choice);
         if (piece) this.add(piece);
-        this.count();
       }
       this.session = { ...this.session, tokens: this.session.tokens + this.generated, saved: false };
     } catch (error) {
@@ -98,6 +106,7 @@ export class Branch {
       if (error.name !== "AbortError") throw error;
     } finally {
       this.running = null;
+      this.draw();
       this.state(false);
       remember(this.session.id, this.name, this.text);
       say(this.ended(begin));
