@@ -8,13 +8,18 @@ import pytest
 
 from longspan.serving.http.service import Service
 from tests.serving.fake import FakeEngine
-from tests.serving.running import Client, fake_service, running
+from tests.serving.running import Client, fake_service, real_service, running
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A server that several tests share."""
-    with running(fake_service()) as (found, _):
+    folder = tmp_path_factory.mktemp("sessions")
+    run = folder / "run"
+    run.mkdir()
+    (run / "config.toml").write_text('name = "watched"')
+    (run / "metrics.jsonl").write_text('{"kind": "train", "step": 3, "loss": 1.5, "tokens": 9}\n')
+    with running(real_service(runs={"watched": run}, folder=folder)) as (found, _):
         yield found
 
 

@@ -1,4 +1,4 @@
-"""An engine and sessions with the interface of the real ones, and as little as possible behind it.
+"""An engine with the interface of the real one, and as little as possible behind it.
 
 Jobs run one after the other in one thread. Tests of the HTTP side can hold the engine, or let it fail.
 """
@@ -6,21 +6,17 @@ Jobs run one after the other in one thread. Tests of the HTTP side can hold the 
 from __future__ import annotations
 
 import queue
-import secrets
 import threading
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from longspan.generation import sample_from
-from longspan.inspection.surprise import Totals, inspect_blocks
 from longspan.language_model import LoadedModel
 from longspan.reading import TextState, begin, nats_of, read
-from longspan.serving.limits import Busy, Limits, NoSuchSession, Stopping, TooManySessions
+from longspan.serving.limits import Busy, Limits, Stopping
 from longspan.serving.request import Finished, Sampling, Token
 from longspan.stop_strings import StopStrings
 
@@ -144,73 +140,3 @@ class FakeEngine:
 
     def score(self, start: TextState | None, ids: Sequence[int], on_done: Callable[[Any], None]) -> FakeJob:
         return self._add(lambda job: on_done(nats_of(self.lm.model, ids, start or self.lm.read(""))))
-
-    def inspect(self, ids: Sequence[int], on_done: Callable[[Any], None]) -> FakeJob:
-        before = self.lm.read("")
-        return self._add(
-            lambda job: on_done(list(inspect_blocks(self.lm.model, [np.asarray(ids)], before, Totals())))
-        )
-
-
-@dataclass(frozen=True)
-class FakeSession:
-    id: str
-    model: str
-    state: TextState
-    created: float
-    last_used: float
-    saved: bool = False
-    in_memory: bool = True
-    bytes: int = 0
-
-    @property
-    def tokens(self) -> int:
-        return self.state.tokens
-
-
-class FakeSessions:
-    def __init__(self, limits: Limits) -> None:
-        self._limits, self._kept = limits, dict[str, FakeSession]()
-
-    @property
-    def stats(self) -> Any:
-        return type("Numbers", (), {"count": len(self._kept), "bytes": 0})
-
-    def create(self, model: str, state: TextState) -> FakeSession:
-        if len(self._kept) >= self._limits.sessions:
-            raise TooManySessions("there are too many sessions: delete some")
-        session = FakeSession(secrets.token_urlsafe(16), model, state, time.time(), time.time())
-        self._kept[session.id] = session
-        return session
-
-    def info(self, id: str) -> FakeSession:
-        if id not in self._kept:
-            raise NoSuchSession(f"there is no session '{id}'")
-        return self._kept[id]
-
-    def state(self, id: str) -> TextState:
-        return self.info(id).state
-
-    def replace(self, id: str, state: TextState) -> FakeSession:
-        self._kept[id] = replace(self.info(id), state=state, saved=False, last_used=time.time())
-        return self._kept[id]
-
-    def fork(self, id: str) -> FakeSession:
-        return self.create(self.info(id).model, self.state(id))
-
-    def delete(self, id: str) -> None:
-        self.info(id)
-        del self._kept[id]
-
-    def list(self) -> Any:
-        return list(self._kept.values())
-
-    def save(self, id: str) -> FakeSession:
-        self._kept[id] = replace(self.info(id), saved=True)
-        return self._kept[id]
-
-    def export(self, id: str) -> bytes:
-        return self.info(id).id.encode()
-
-    def load(self, model: str, data: bytes) -> FakeSession:
-        return self.create(model, self.state(data.decode("ascii", "replace")))

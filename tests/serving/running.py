@@ -5,7 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,13 @@ from longspan.config import RunConfig
 from longspan.data import Tokenizer
 from longspan.data.tokenizers.byte import ByteTokenizer
 from longspan.language_model import LoadedModel
+from longspan.serving.engine import Engine
 from longspan.serving.http.gate import Rules
 from longspan.serving.http.server import Server, address, bind
 from longspan.serving.http.service import Served, Service
 from longspan.serving.limits import Limits
-from tests.serving.fake import FakeEngine, FakeSessions
+from longspan.serving.sessions import Sessions
+from tests.serving.fake import FakeEngine
 from tests.using.tiny import MODEL, tiny_model
 
 JSON = {"Content-Type": "application/json"}
@@ -34,11 +37,22 @@ def tiny_lm(tokenizer: Tokenizer | None = None) -> LoadedModel:
     return LoadedModel(model, tokenizer, config, torch.device("cpu"), Path("tiny"))
 
 
-def fake_service(limits: Limits | None = None, runs: Mapping[str, Path] | None = None) -> Service:
-    """A service whose engine a test can hold."""
+def real_service(
+    limits: Limits | None = None, runs: Mapping[str, Path] | None = None, folder: Path | None = None
+) -> Service:
+    """A service with a small model; saved sessions go to `folder`."""
+    lm, limits = tiny_lm(), limits or Limits()
+    engine = Engine(lm, "tiny", limits)
+    return Service(
+        {"tiny": Served("tiny", lm, engine)}, Sessions({"tiny": lm}, limits, folder), limits, runs or {}
+    )
+
+
+def fake_service(limits: Limits | None = None) -> Service:
+    """The same with an engine that a test can hold."""
     lm, limits = tiny_lm(), limits or Limits()
     served = Served("tiny", lm, FakeEngine(lm, "tiny", limits))  # type: ignore[arg-type]
-    return Service({"tiny": served}, FakeSessions(limits), limits, runs or {})  # type: ignore[arg-type]
+    return Service({"tiny": served}, Sessions({"tiny": lm}, limits), limits)
 
 
 @dataclass(frozen=True)
@@ -108,6 +122,13 @@ class Client:
     def session(self, text: str = "") -> str:
         """The id of a new session."""
         return str(self.post("/v1/sessions", {"model": "tiny", "text": text}).json["id"])
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 @contextmanager

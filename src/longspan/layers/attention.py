@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 
 from longspan.flops import Shape, flops
-from longspan.kernels.linear import SMALL_BATCH, FixedProduct
+from longspan.kernels.linear import SMALL_BATCH
 from longspan.kernels.span_attention import (
     AttentionContext,
     cuts_windows,
-    decoding_groups,
-    one_token,
     span_attention,
 )
 from longspan.layers import hidden_memory, kv_cache, projected_memory
 from longspan.layers.attention_heads import AttentionHeads
+from longspan.layers.attention_step import AttentionStep
 from longspan.layers.block import Step
 from longspan.layers.head_groups import HeadGroups
 from longspan.layers.post_norm import kernels_for
@@ -116,41 +115,7 @@ class Attention(AttentionHeads):
         on_known_device = weight.device.type == "cpu" or cuts_windows(weight, self.head_width)
         if "memory" not in state or not on_known_device or not self._can_keep_projections():
             return super().step_from(state)
-        windows_H = self._windows(1)
-        heads = HeadGroups(
-            windows_H, decoding_groups(weight, self.head_width, windows_H, kinds_H=self._group_kinds())
-        )
-        order = heads.order
-        past = [kv_BMXK.to(weight.dtype) for kv_BMXK in self._recall(state, heads)]
-        # Spans that depend on the input are given with every token.
-        x_B1D = weight.new_zeros(past[0].shape[0], 1, self.query.in_features)
-        context = self._context(heads, past, state, x_B1D)
-        attention, dynamic = one_token(context), context.spans is not None and context.spans.dim() > 1
-        matrices = (layer.weight for layer in (self.query, self.key, self.value))
-        project = FixedProduct(torch.cat([self._rows(matrix, order) for matrix in matrices]))
-        project_out = FixedProduct(self._rows(self.out.weight.mT, order).mT.contiguous(), self.out.bias)
-        read = State({"read": state.tensor("read").clone()} if self._positions[0].counts else {})
-
-        unchanged, sizes = not (self.qk_norm or read), [self.num_heads, 2 * self.num_heads]
-        counts = list(read.flatten().values())
-
-        def step(h_1BD: Tensor) -> Tensor:
-            x_1BD = self.norm(h_1BD) if self.norm_first else h_1BD
-            rows_BRK = project(x_1BD).reshape(h_1BD.shape[1], -1, self.head_width)
-            if unchanged:
-                q_BHK, kv_BXK = rows_BRK.split_with_sizes(sizes, 1)
-            else:
-                qkv = self._qk_norm_rope(rows_BRK[:, None], read, order)
-                q_BHK, kv_BXK = qkv.q_BTHK.squeeze(1), qkv.kv_BTXK.squeeze(1)
-            spans = self.span.spans_for(x_1BD.transpose(0, 1)) if dynamic else None
-            spans_BH = None if spans is None else select_heads(spans[..., 0], order, dim=1)
-            found_BHK = attention.attend(q_BHK, kv_BXK, spans_BH)
-            for count_B in counts:
-                count_B += 1
-            h_1BD = project_out(found_BHK.reshape(1, h_1BD.shape[1], -1), onto=h_1BD)
-            return h_1BD if self.norm_first else self.norm(h_1BD)
-
-        return step
+        return AttentionStep(self, state)
 
     def _can_keep_projections(self) -> bool:
         """False if a text begins with zeros and the memory is normed: the norm has biases."""

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from longspan.layers.block import Block, Step, checked
+from longspan.layers.block import Block, RowStep, Step, checked
 from longspan.layers.dropout import Dropout
 from longspan.layers.dropout import dropout as drop
 from longspan.layers.embeddings import AdaptiveEmbedding
@@ -123,19 +123,8 @@ class Stack(LanguageModel):
             if through is None:
                 return None
             steps.append(through)
-        kept = State({name: part for name, part in state.items() if name != "blocks"}).map(torch.clone)
-
-        def step(tokens_1B: Tensor) -> Tensor:
-            h_B1D, read = self._embedded(tokens_1B.transpose(0, 1), kept)
-            after = State(read).flatten()
-            for name, leaf in kept.flatten().items():
-                leaf.copy_(after[name])
-            h_1BD = h_B1D.transpose(0, 1)
-            for through in steps:
-                h_1BD = through(h_1BD)
-            return h_1BD if self.final_norm is None else self.final_norm(h_1BD)
-
-        return step
+        step = _StackStep(self, steps, state)
+        return step if all(isinstance(through, RowStep) for through in steps) else step.__call__
 
     def shape_key(self, state: State) -> Hashable | None:
         return tuple(block.shape_key() for block in self.blocks if isinstance(block, Block))
@@ -143,3 +132,42 @@ class Stack(LanguageModel):
     def _each_block(self, make: Callable[[Block, str], State]) -> State:
         named = ((name, block) for name, block in self.blocks.named_children() if isinstance(block, Block))
         return State({name: make(block, name) for name, block in named})
+
+
+class _StackStep(RowStep):
+    """Single tokens through a stack: the step of every block, and the state of the input layers."""
+
+    def __init__(self, stack: Stack, steps: Sequence[Step], state: State) -> None:
+        self._stack, self._steps = stack, steps
+        self._kept = State({name: part for name, part in state.items() if name != "blocks"}).map(torch.clone)
+
+    def __call__(self, tokens_1B: Tensor) -> Tensor:
+        h_B1D, read = self._stack._embedded(tokens_1B.transpose(0, 1), self._kept)
+        after = State(read).flatten()
+        for name, leaf in self._kept.flatten().items():
+            leaf.copy_(after[name])
+        h_1BD = h_B1D.transpose(0, 1)
+        for through in self._steps:
+            h_1BD = through(h_1BD)
+        norm = self._stack.final_norm
+        return h_1BD if norm is None else norm(h_1BD)
+
+    def begin(self, state: State) -> _StackStep:
+        blocks = state.branch("blocks")
+        named = zip(self._stack.blocks.named_children(), self._steps, strict=True)
+        return _StackStep(
+            self._stack, [_rows(step).begin(blocks.branch(name)) for (name, _), step in named], state
+        )
+
+    def put(self, row: int, source: Any, source_row: int = 0) -> None:
+        assert isinstance(source, _StackStep)
+        for own, other in zip(self._steps, source._steps, strict=True):
+            _rows(own).put(row, other, source_row)
+        others = source._kept.flatten()
+        for name, leaf in self._kept.flatten().items():
+            leaf[row] = others[name][source_row]
+
+
+def _rows(step: Step) -> RowStep:
+    assert isinstance(step, RowStep)
+    return step

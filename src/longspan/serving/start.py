@@ -47,8 +47,11 @@ def start(options: Options) -> Iterator[Service]:
     for name in served_names:
         lm = load(runs[name], options.checkpoint, options.device)
         models[name] = Served(name, lm, Engine(lm, name, options.limits))
-    sessions = Sessions(folder, {name: served.lm for name, served in models.items()}, options.limits)
-    yield Service(models, sessions, options.limits, runs)
+    sessions = Sessions({name: served.lm for name, served in models.items()}, options.limits, folder)
+    try:
+        yield Service(models, sessions, options.limits, runs)
+    finally:
+        sessions.close()
 
 
 def rules_for(limits: Limits, *, any_host: bool, origins: Collection[str], key: bytes | None) -> Rules:

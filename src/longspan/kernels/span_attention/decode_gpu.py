@@ -100,6 +100,10 @@ class OneToken:
         )  # fmt: skip
         return out_BHK
 
+    def put(self, row: int, source: OneToken, source_row: int) -> None:
+        self._rings_RB2K[:, row] = source._rings_RB2K[:, source_row]
+        self._counts_2B[:, row] = source._counts_2B[:, source_row]
+
 
 @triton.jit
 def _part_kernel(

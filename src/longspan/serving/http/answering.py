@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from longspan.errors import UserError
-from longspan.serving.http.errors import ApiError, api_error
+from longspan.serving.http.errors import api_error
 from longspan.serving.http.generation import Event, Generation, Prompt
 from longspan.serving.http.service import ClientGone, until_gone
 from longspan.serving.http.texts import DONE, Chosen, Collected, Writer
@@ -57,7 +57,7 @@ class Answering:
                 if isinstance(event, Token):
                     one.add(event.text, self.choices[number].token(event))
                 else:
-                    one.add(event.text, None)
+                    one.add(self.choices[number].end(event.text), None)
                     one.reason = event.reason
         if self.at_end is not None:
             await self.at_end()
@@ -80,7 +80,7 @@ class Answering:
                 if event.text or marks is not None:
                     found.append(write(number, event.text, marks))
             else:
-                found.append(write(number, event.text, None, event.reason))
+                found.append(write(number, self.choices[number].end(event.text), None, event.reason))
         return "".join(found)
 
     def _repeated(self) -> Sequence[tuple[Chosen, Prompt]]:
@@ -115,7 +115,7 @@ class EventStream(Response):
             if answering.at_end is not None:
                 await answering.at_end()
             last = answering.writer.last(answering.generation.generated).encode()
-        except (ApiError, UserError) as problem:  # the status has been sent: say it in the stream
+        except UserError as problem:  # the status has been sent: say it in the stream
             last = f"data: {json.dumps(api_error(problem).content())}\n\n".encode()
         answering.close()  # before the client knows: its next request may follow at once
         await send({"type": "http.response.body", "body": last + DONE, "more_body": False})

@@ -66,6 +66,7 @@ class SessionAnswer(BaseModel):
     object: Literal["session"]
     model: str
     tokens: int
+    text_tail: str
     created: float
     last_used: float
     saved: bool

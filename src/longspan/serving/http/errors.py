@@ -58,8 +58,8 @@ class ErrorAnswer(BaseModel):
     error: ErrorBody
 
 
-class ApiError(Exception):
-    """An answer that is an error."""
+class ApiError(UserError):
+    """An answer that is an error; its message is one line."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ def add_handlers(app: FastAPI) -> None:
     """Exceptions of routes become answers of the common form."""
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    for kind in (ApiError, UserError, Exception):
+    for kind in (UserError, Exception):
         app.add_exception_handler(kind, _problem)
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from longspan.errors import UserError
 from longspan.serving.http.errors import ApiError
 from longspan.serving.http.events import Stream
 from longspan.serving.http.schemas import SamplingFields
@@ -18,7 +19,7 @@ from longspan.serving.request import Finished, Sampling, Token
 
 if TYPE_CHECKING:
     from longspan.reading import TextState
-    from longspan.serving.engine import Job
+    from longspan.serving.jobs import Job
 
 Event = tuple[int, "Token | Finished"]  # the number of the choice
 
@@ -111,6 +112,8 @@ def _check(event: Finished) -> None:
     """Only the server cancels a job whose client still listens: it stops."""
     if event.reason == "cancelled":
         raise Stopping("the server is stopping: the text is not complete")
+    if isinstance(event.error, UserError):
+        raise event.error
     if event.reason == "error":
         raise ApiError(500, f"generation failed: {event.error}", "generation_failed")
 

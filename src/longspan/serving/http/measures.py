@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
@@ -15,8 +16,8 @@ from longspan.serving.http.schemas import InspectRequest, ScoreRequest
 from longspan.serving.http.service import Served, Service, until_gone
 
 if TYPE_CHECKING:
-    from longspan.inspection.surprise import Block
     from longspan.reading import TextState
+    from longspan.serving.reading_work import InspectedText
 
 router = APIRouter()
 _ERRORS = documented(400, 404, 413, 415, 422, 429)
@@ -69,28 +70,13 @@ async def inspect(request: Request, asked: InspectRequest) -> Response:
     served = service.model(asked.model)
     ids = await served.encode(asked.text)
     service.limits.check_inspected(len(ids))
-    blocks: list[Block] = []
-    if ids:
-        blocks = await until_gone(
-            request.receive, service.result(lambda done: served.engine.inspect(ids, done))
-        )
-    bits = [one for block in blocks for one in block.bits]
-    tokens = [{"text": text, "bits": one} for text, one in zip(served.pieces(ids), bits, strict=True)]
-    return _answer({"model": served.id, "tokens": tokens, "layers": _layers(blocks)})
-
-
-def _layers(blocks: list[Block]) -> list[dict[str, Any]]:
-    """Heads of tokens; the blocks are joined."""
-    found: list[dict[str, Any]] = []
-    for layers in zip(*(block.layers for block in blocks), strict=True):
-        mean: list[list[float]] = [[] for _ in layers[0].mean_HT]
-        reach: list[list[float]] = [[] for _ in layers[0].mean_HT]
-        for layer in layers:
-            for joined, added_HT in ((mean, layer.mean_HT), (reach, layer.reach_HT)):
-                for head, values in zip(joined, added_HT.tolist(), strict=True):
-                    head += values
-        found.append({"name": layers[0].name, "mean_distance": mean, "reach": reach})
-    return found
+    if not ids:
+        return _answer({"model": served.id, "tokens": [], "layers": []})
+    found: InspectedText = await until_gone(
+        request.receive, service.result(lambda done: served.engine.inspect(ids, done))
+    )
+    tokens = [{"text": text, "bits": bits} for text, bits in zip(served.pieces(ids), found.bits, strict=True)]
+    return _answer({"model": served.id, "tokens": tokens, "layers": [asdict(one) for one in found.layers]})
 
 
 def _answer(value: Any) -> Response:

@@ -66,9 +66,9 @@ class Numbers(Collector):
                 for model, served in self._service.models.items():
                     metric.add_metric([model], getattr(served.engine.stats, name))
                 yield metric
-        sessions = self._service.sessions.stats
-        yield GaugeMetricFamily("longspan_sessions", "Sessions", sessions.count)
-        yield GaugeMetricFamily("longspan_session_bytes", "Bytes of sessions in memory", sessions.bytes)
+        sessions = self._service.sessions
+        yield GaugeMetricFamily("longspan_sessions", "Sessions in memory and on disk", len(sessions.list()))
+        yield GaugeMetricFamily("longspan_session_bytes", "Sessions in memory", sessions.memory_bytes)
 
 
 @router.get(

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 MAX_CHOICES = 128  # of one request: prompts times n
 MAX_STOPS, MAX_STOP = 16, 1_000  # stop strings, and characters of one
 MAX_TEXTS = 128
 
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
+
+def _encodable(text: str) -> str:
+    """JSON can hold halves of characters, which are no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        raise ValueError(f"character {problem.start} is a lone surrogate") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]  # else there is an error for every token
 Nothing = Field(default=None, ge=0, le=0, description="not supported: 0")
@@ -52,10 +63,10 @@ class SamplingFields(Asked):
 class CompletionRequest(SamplingFields):
     """The body of /v1/completions."""
 
-    model: str
+    model: Text
     prompt: (
-        str
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
+        Text
+        | Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
         | Ids
         | Annotated[list[Ids], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
         | None
@@ -78,26 +89,26 @@ class SessionGeneration(SamplingFields):
 class ScoreRequest(Asked):
     """The body of /v1/score: `text` or `texts`."""
 
-    model: str
-    text: str | None = None
-    texts: Annotated[list[str], Field(max_length=MAX_TEXTS)] | None = None
+    model: Text
+    text: Text | None = None
+    texts: Annotated[list[Text], Field(max_length=MAX_TEXTS)] | None = None
 
 
 class InspectRequest(Asked):
     """The body of /v1/inspect."""
 
-    model: str
-    text: str
+    model: Text
+    text: Text
 
 
 class NewSession(Asked):
     """The body of /v1/sessions."""
 
-    model: str
-    text: str = Field(default="", description="what the session reads first")
+    model: Text
+    text: Text = Field(default="", description="what the session reads first")
 
 
 class AppendRequest(Asked):
     """The body of /v1/sessions/{id}/append."""
 
-    text: str
+    text: Text

@@ -18,11 +18,13 @@ from starlette.types import Receive
 from longspan.serving.http.errors import ApiError
 from longspan.serving.http.events import Outbox
 from longspan.serving.http.metrics import Metrics, Numbers
+from longspan.serving.jobs import Cancelled
+from longspan.serving.limits import Limits, Stopping
 
 if TYPE_CHECKING:
     from longspan.language_model import LoadedModel
-    from longspan.serving.engine import Engine, Job
-    from longspan.serving.limits import Limits
+    from longspan.serving.engine import Engine
+    from longspan.serving.jobs import Job
     from longspan.serving.sessions import Sessions
 
 Result = TypeVar("Result")
@@ -124,6 +126,8 @@ class Service:
         except asyncio.CancelledError:
             job.cancel()
             raise
+        if isinstance(found, Cancelled):  # not by us: the engine stops
+            raise Stopping("the server is stopping")
         if isinstance(found, Exception):
             raise found
         return found

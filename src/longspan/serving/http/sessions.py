@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
@@ -25,11 +27,17 @@ if TYPE_CHECKING:
 
 router = APIRouter(prefix="/v1/sessions")
 Id = Annotated[str, Path(max_length=64, pattern="^[A-Za-z0-9_-]+$")]
+_LISTED = 200  # characters of each text in the list of all sessions
 _BINARY: dict[str, Any] = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
 
 
+async def _answer(act: Callable[..., Session], *given: Any) -> Response:
+    """What `act`, which may wait for the disk, returns."""
+    return JSONResponse(_shown(await run_in_threadpool(act, *given)))
+
+
 def _shown(session: Session) -> dict[str, Any]:
-    names = ("id", "model", "tokens", "created", "last_used", "saved", "in_memory", "bytes")
+    names = ("id", "model", "tokens", "text_tail", "created", "last_used", "saved", "in_memory", "bytes")
     return {"object": "session", **{name: getattr(session, name) for name in names}}
 
 
@@ -45,20 +53,21 @@ async def create(request: Request, asked: NewSession) -> Response:
     service: Service = request.app.state.service
     served = service.model(asked.model)
     state = await until_gone(request.receive, _read(service, served, None, asked.text))
-    return JSONResponse(_shown(await run_in_threadpool(service.sessions.create, served.id, state)))
+    return await _answer(service.sessions.create, served.id, state, asked.text)
 
 
 @router.get("", response_model=SessionList, responses=documented())
 async def every(request: Request) -> Response:
     """All sessions."""
     found = await run_in_threadpool(request.app.state.service.sessions.list)
-    return JSONResponse({"object": "list", "data": [_shown(session) for session in found]})
+    short = [replace(session, text_tail=session.text_tail[-_LISTED:]) for session in found]
+    return JSONResponse({"object": "list", "data": [_shown(session) for session in short]})
 
 
 @router.get("/{session}", response_model=SessionAnswer, responses=documented(404, 422))
 async def one(request: Request, session: Id) -> Response:
     """One session."""
-    return JSONResponse(_shown(await run_in_threadpool(request.app.state.service.sessions.info, session)))
+    return await _answer(request.app.state.service.sessions.get, session)
 
 
 @router.delete("/{session}", response_model=DeletedSession, responses=documented(404, 409, 422))
@@ -79,11 +88,11 @@ async def append(request: Request, session: Id, asked: AppendRequest) -> Respons
     """The session reads more text."""
     service: Service = request.app.state.service
     with service.using(session):
-        before = await run_in_threadpool(service.sessions.info, session)
+        before = await run_in_threadpool(service.sessions.get, session)
         served = service.model(before.model)
         state = await run_in_threadpool(service.sessions.state, session)
         after = await until_gone(request.receive, _read(service, served, state, asked.text))
-        return JSONResponse(_shown(await run_in_threadpool(service.sessions.replace, session, after)))
+        return await _answer(service.sessions.update, session, after, before.text_tail + asked.text)
 
 
 @router.post(
@@ -100,7 +109,7 @@ async def generate(request: Request, session: Id, asked: SessionGeneration) -> R
     with ExitStack() as held:
         held.enter_context(service.using(session))
         how = sampling(asked, service)
-        before = await run_in_threadpool(service.sessions.info, session)
+        before = await run_in_threadpool(service.sessions.get, session)
         served = service.model(before.model)
         state = await run_in_threadpool(service.sessions.state, session)
         generation = Generation(service, served, 1)
@@ -109,7 +118,8 @@ async def generate(request: Request, session: Id, asked: SessionGeneration) -> R
         async def at_end() -> None:
             after = generation.jobs[0].state
             assert after is not None
-            await run_in_threadpool(service.sessions.replace, session, after)
+            tail = before.text_tail + "".join(choices[0].parts)
+            await run_in_threadpool(service.sessions.update, session, after, tail)
 
         writer = Writer(served.id, 0, usage_wanted(asked), {"session": session})
         choices = [Chosen(0, served.texts, asked.logprobs)]
@@ -120,13 +130,13 @@ async def generate(request: Request, session: Id, asked: SessionGeneration) -> R
 @router.post("/{session}/fork", response_model=SessionAnswer, responses=documented(404, 422, 429, 415, 413))
 async def fork(request: Request, session: Id) -> Response:
     """A new session with the same state; both continue on their own."""
-    return JSONResponse(_shown(await run_in_threadpool(request.app.state.service.sessions.fork, session)))
+    return await _answer(request.app.state.service.sessions.fork, session)
 
 
 @router.post("/{session}/save", response_model=SessionAnswer, responses=documented(404, 422, 415, 413))
 async def save(request: Request, session: Id) -> Response:
     """Write a session to the server's disk: it is there again after a restart."""
-    return JSONResponse(_shown(await run_in_threadpool(request.app.state.service.sessions.save, session)))
+    return await _answer(request.app.state.service.sessions.save, session)
 
 
 @router.get(
@@ -152,4 +162,4 @@ async def load(request: Request, model: Annotated[str, Query(max_length=500)]) -
     service: Service = request.app.state.service
     served = service.model(model)
     data = await request.body()
-    return JSONResponse(_shown(await run_in_threadpool(service.sessions.load, served.id, data)))
+    return await _answer(service.sessions.load, data, served.id)

@@ -27,6 +27,7 @@ class Chosen:
     texts: list[str]  # of the vocabulary
     logprobs: int | None
     offset: int = 0  # characters so far
+    parts: list[str] = field(default_factory=list)  # of the generated text
 
     def prompt(self, prompt: Prompt) -> tuple[str, dict[str, Any] | None]:
         """The text and log-probabilities of a prompt that is repeated."""
@@ -53,7 +54,13 @@ class Chosen:
                 top = [{self.texts[other]: _finite(log_prob) for other, log_prob in token.top} | {text: own}]
             marks = _marks([text], [own], top, [self.offset])
         self.offset += len(token.text)
+        self.parts.append(token.text)
         return marks
+
+    def end(self, text: str) -> str:
+        """The last text, which was held back."""
+        self.parts.append(text)
+        return text
 
 
 def _marks(tokens: list[str], own: list[Any], top: list[Any] | None, offsets: list[int]) -> dict[str, Any]:
