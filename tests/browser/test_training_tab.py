@@ -13,7 +13,7 @@ from tests.browser.folders import append, spans_line, train_line, valid_line, wr
 from tests.browser.looks import fills, fits, ticks
 from tests.browser.server import serving, trained_run
 
-KEY = "a secret of seven words"
+KEY = "a-secret-of-four-words"
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,9 @@ def test_the_key_is_asked_for_once_and_forgotten(address: str, open_page: Open, 
     entered(page)
     expect(page.get_by_role("combobox", name="model")).to_have_value("small")
     expect(page.get_by_role("dialog")).to_have_count(0)
-    assert KEY not in page.evaluate("JSON.stringify([{...sessionStorage}, {...localStorage}, document.cookie])")
+    assert KEY not in page.evaluate(
+        "JSON.stringify([{...sessionStorage}, {...localStorage}, document.cookie])"
+    )
     page.reload()
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     expect(page.locator("#problem-text")).to_contain_text("needs its API key")

@@ -8,8 +8,8 @@ const METRICS = {
 };
 const AXES = { step: "step", tokens: "tokens", seconds: "training time (s)" };
 const LINES = {
-  train: { type: "line", strokeWidth: 1.6, clip: true, aria: false },
-  valid: { type: "line", strokeWidth: 1.6, strokeDash: [5, 3], point: { size: 36, filled: true }, clip: true, aria: false },
+  train: { type: "line", strokeWidth: 1.6, aria: false },
+  valid: { type: "line", strokeWidth: 1.6, strokeDash: [5, 3], point: { size: 36, filled: true }, aria: false },
 };
 
 // The curves of runs, one chart for each metric; dragging across one of them zooms all. `show(runs)` draws.

@@ -2,11 +2,10 @@
 import { post, stream } from "./api.js";
 import { button, make } from "./elements.js";
 import { clearToken, showToken } from "./look.js";
-import { remember } from "./memory.js";
 import { attempt, say } from "./notices.js";
 import { collector, inspected, tail } from "./pieces.js";
 
-const INSPECTED_BYTES = 2048; // of the end of a text, or less if the server says so
+const INSPECTED_BYTES = 1024; // of the end of a text, or less if the server says so
 const ALTERNATIVES = 5;
 const FRAME = 60; // milliseconds
 let count = 0;
@@ -15,6 +14,7 @@ export class Branch {
   // `on` has: settings(), changed(), fork(branch), close(branch).
   constructor(session, name, pieces, limits, on) {
     Object.assign(this, { session, name, pieces, limits, on, layers: null, running: null, generated: 0 });
+    this.missing = "The look-back is measured after the last token.";
     const id = `text-${(count += 1)}`;
     this.area = make("div", { id, className: "text", "aria-label": `${name}, tokens` });
     this.size = make("span", { className: "soft" });
@@ -27,7 +27,7 @@ export class Branch {
       make("div", { className: "controls" }, this.go,
         button("Fork", () => attempt(() => on.fork(this)), { title: "A second text from this state" }),
         button("Close", () => on.close(this), { title: "The session stays on the server" })));
-    this.list = tokenList(this.area, (index) => showToken(this.pieces[index], this.layers));
+    this.list = tokenList(this.area, (index) => showToken(this.pieces[index], this.layers, this.missing));
     this.show(pieces);
     this.count();
   }
@@ -108,7 +108,6 @@ export class Branch {
       this.running = null;
       this.draw();
       this.state(false);
-      remember(this.session.id, this.name, this.text);
       say(this.ended(begin));
     }
     await this.inspect();
@@ -142,6 +141,9 @@ export class Branch {
     const found = await post("/v1/inspect", { model: this.session.model, text });
     if (this.running) return; // it has grown meanwhile
     const pieces = inspected(this.pieces, text, found.tokens);
+    this.missing = pieces
+      ? `The look-back is measured for the last ${most.toLocaleString("en")} bytes of a text.`
+      : "The tokens of the inspected text do not make up this text, so there is no look-back.";
     if (!pieces) return;
     this.layers = found.layers;
     const [chosen, added] = [this.list.current, pieces.length - this.pieces.length];

@@ -13,8 +13,8 @@ export function clearToken() {
   facts.replaceChildren();
 }
 
-// `layers` are those of an inspection, null if there is none (yet).
-export function showToken(piece, layers) {
+// `layers` are those of an inspection; `missing` says why a token has no look-back.
+export function showToken(piece, layers, missing) {
   const cost = piece.bits === undefined ? "" : `: ${piece.bits.toFixed(2)} bits`;
   panel.classList.add("open");
   title.textContent = `Token ${JSON.stringify(piece.text)}${cost}`;
@@ -24,16 +24,18 @@ export function showToken(piece, layers) {
     facts.append(heads(layers, piece.look));
     note.textContent = "";
   } else {
-    note.textContent = layers?.length === 0 ? "This model has no attention." : "The look-back is measured after the last token.";
+    note.textContent = layers?.length === 0 ? "This model has no attention." : missing;
   }
 }
+
+const visible = (text) => text.replaceAll(" ", "␣").replaceAll("\n", "\\n").replaceAll("\t", "\\t");
 
 function alternatives({ top, token }) {
   const rows = Object.entries(top).sort(([, a], [, b]) => b - a).slice(0, 6).map(([text, nats]) => {
     const part = Math.exp(nats);
     const bar = make("td", { className: "bar" }, `${(100 * part).toFixed(1)}%`);
     bar.style.setProperty("--part", `${(100 * part).toFixed(1)}%`);
-    const name = make("th", { scope: "row" }, make("code", {}, JSON.stringify(text).slice(1, -1).replaceAll(" ", "␣")));
+    const name = make("th", { scope: "row" }, make("code", {}, visible(text)));
     if (text === token) name.append(make("span", { className: "soft" }, " chosen"));
     return make("tr", {}, name, bar);
   });

@@ -1,7 +1,7 @@
 // The list of sessions on the server: open, save, download, delete.
 import { download, get, post, remove } from "./api.js";
 import { button, make } from "./elements.js";
-import { forget, recall } from "./memory.js";
+import { forget, nameOf } from "./names.js";
 import { attempt, say } from "./notices.js";
 
 const list = document.getElementById("session-list");
@@ -17,7 +17,7 @@ export function sessionList(on) {
   }
 
   function row(session) {
-    const { name } = recall(session.id);
+    const name = nameOf(session.id);
     const act = (label, work, more = {}) => {
       const made = button(label, () => attempt(work), { "aria-label": `${label} ${name}`, ...more });
       made.dataset.action = `${label}-${session.id}`;

@@ -3,7 +3,7 @@ import { get, post, upload } from "./api.js";
 import { Branch } from "./branch.js";
 import { make } from "./elements.js";
 import { clearToken } from "./look.js";
-import { newName, recall, remember } from "./memory.js";
+import { nameOf, named } from "./names.js";
 import { attempt, clear, say } from "./notices.js";
 import { sessionList } from "./sessions.js";
 
@@ -17,11 +17,11 @@ export async function writing() {
   const limits = {};
   const sessions = sessionList({
     isOpen: (id) => branches.some((branch) => branch.session.id === id),
-    open: async (session) => {
-      const { name, text } = recall(session.id);
-      const earlier = text || `[${session.tokens.toLocaleString("en")} tokens that were read earlier]\n`;
-      add(session, name, [{ text: earlier, unknown: !text }]);
+    open: async ({ id }) => {
+      const session = await get(`/v1/sessions/${id}`); // with the last characters of its text
+      const branch = add(session, nameOf(id), session.text_tail ? [{ text: session.text_tail }] : []);
       await sessions.refresh();
+      await branch.inspect();
     },
     deleted: (id) => branches.filter((branch) => branch.session.id === id).forEach(close),
   });
@@ -35,10 +35,9 @@ export async function writing() {
     },
     async fork(branch) {
       const made = await post(`/v1/sessions/${branch.session.id}/fork`);
-      const name = newName();
+      const name = named(made.id);
       const copy = add(made, name, [...branch.pieces], branch);
       copy.layers = branch.layers;
-      remember(made.id, name, branch.text);
       await sessions.refresh();
       say(`${name} is a fork of ${branch.name}.`);
       copy.go.focus();
@@ -82,9 +81,7 @@ export async function writing() {
     try {
       const session = await post("/v1/sessions", { model: model.value, text });
       [...branches].forEach(close);
-      const name = newName();
-      remember(session.id, name, text);
-      await add(session, name, text ? [{ text }] : []).generate();
+      await add(session, named(session.id), text ? [{ text }] : []).generate();
     } finally {
       generate.disabled = branches.some((branch) => branch.running);
     }
@@ -111,9 +108,9 @@ export async function writing() {
     if (!chosen) return;
     file.value = "";
     const session = await upload(`/v1/sessions/load?model=${encodeURIComponent(model.value)}`, chosen);
-    remember(session.id, newName(), "");
+    const name = named(session.id);
     await sessions.refresh();
-    say(`${recall(session.id).name} was uploaded.`);
+    say(`${name} was uploaded.`);
   }));
 
   async function attemptQuietly(work) {
