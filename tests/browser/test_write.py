@@ -153,6 +153,7 @@ def test_a_stopped_text_is_the_text_of_its_session(start: Open, allowed: set[str
     stop = page.locator("#stop")
     expect(stop).to_be_visible()
     expect(page.get_by_role("button", name="Generate")).to_be_disabled()
+    expect(page.get_by_role("button", name="Fork")).to_be_disabled()
     page.keyboard.press("Escape")
     expect(stop).to_be_hidden()
     branch = page.get_by_role("article", name="Text 1")

@@ -20,12 +20,12 @@ export class Branch {
     this.size = make("span", { className: "soft" });
     this.more = make("textarea", { rows: 1, spellcheck: false, onkeydown: (event) => this.key(event) });
     this.go = button("Continue", () => (this.running ? this.stop() : attempt(() => this.proceed())));
+    this.fork = button("Fork", () => attempt(() => on.fork(this)), { title: "A second text from this state" });
     this.element = make("article", { className: "branch", "aria-label": name },
       make("header", {}, make("h2", {}, name), this.size),
       this.area,
       make("label", { className: "grow" }, make("span", {}, "Add text"), this.more),
-      make("div", { className: "controls" }, this.go,
-        button("Fork", () => attempt(() => on.fork(this)), { title: "A second text from this state" }),
+      make("div", { className: "controls" }, this.go, this.fork,
         button("Close", () => on.close(this), { title: "The session stays on the server" })));
     this.list = tokenList(this.area, (index) => showToken(this.pieces[index], this.layers, this.missing));
     this.show(pieces);
@@ -115,6 +115,7 @@ export class Branch {
 
   state(running) {
     this.go.textContent = running ? "Stop" : "Continue";
+    this.fork.disabled = running; // the server's state is still the one before
     this.area.classList.toggle("running", running);
     this.area.setAttribute("aria-busy", String(running));
     this.count();
