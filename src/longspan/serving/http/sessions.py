@@ -70,7 +70,7 @@ async def one(request: Request, session: Id) -> Response:
     return await _answer(request.app.state.service.sessions.get, session)
 
 
-@router.delete("/{session}", response_model=DeletedSession, responses=documented(404, 409, 422))
+@router.delete("/{session}", response_model=DeletedSession, responses=documented(400, 404, 409, 422))
 async def delete(request: Request, session: Id) -> Response:
     """Delete a session, also its saved file."""
     service: Service = request.app.state.service
@@ -127,13 +127,15 @@ async def generate(request: Request, session: Id, asked: SessionGeneration) -> R
     return await answering.respond(request, bool(asked.stream))
 
 
-@router.post("/{session}/fork", response_model=SessionAnswer, responses=documented(404, 422, 429, 415, 413))
+@router.post(
+    "/{session}/fork", response_model=SessionAnswer, responses=documented(400, 404, 413, 415, 422, 429)
+)
 async def fork(request: Request, session: Id) -> Response:
     """A new session with the same state; both continue on their own."""
     return await _answer(request.app.state.service.sessions.fork, session)
 
 
-@router.post("/{session}/save", response_model=SessionAnswer, responses=documented(404, 422, 415, 413))
+@router.post("/{session}/save", response_model=SessionAnswer, responses=documented(400, 404, 413, 415, 422))
 async def save(request: Request, session: Id) -> Response:
     """Write a session to the server's disk: it is there again after a restart."""
     return await _answer(request.app.state.service.sessions.save, session)
@@ -142,7 +144,7 @@ async def save(request: Request, session: Id) -> Response:
 @router.get(
     "/{session}/file",
     response_class=Response,
-    responses={200: {"content": _BINARY}, **documented(404, 422)},
+    responses={200: {"content": _BINARY}, **documented(400, 404, 413, 422)},
 )
 async def file(request: Request, session: Id) -> Response:
     """The state of a session as a safetensors file."""
