@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -78,12 +79,16 @@ def test_zoom_and_axis_by_keyboard(pages: Path, open_page: Open) -> None:
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_tooltip_says_what_is_under_the_pointer(pages: Path, open_page: Open, dark: bool) -> None:
     page = drawn(open_page((pages / "two.html").as_uri(), dark=dark))
-    box = page.locator("#curve-loss .root path.background").first.bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.5)
-    page.mouse.move(box["x"] + box["width"] * 0.52, box["y"] + box["height"] * 0.6)
     tooltip = page.locator("#vg-tooltip-element")
-    expect(tooltip).to_be_visible()
+    places = itertools.cycle([0.5, 0.52])
+
+    def shown() -> bool:
+        box = page.locator("#curve-loss .root path.background").first.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + box["width"] * next(places), box["y"] + box["height"] * 0.6)
+        return tooltip.is_visible()
+
+    until(page, shown)
     expect(tooltip).to_contain_text("loss (nats per token)")
     expect(tooltip).to_contain_text(re.compile(r"run:?\s*(1: narrow|2: wide)"))
     assert contrast(page, "#vg-tooltip-element td") >= 4.5
