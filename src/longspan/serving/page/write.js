@@ -99,6 +99,11 @@ export async function writing() {
       attempt(start);
     }
   });
+  function limit() {
+    const most = limits[model.value]?.max_tokens;
+    if (most) get_("max-tokens").max = most;
+  }
+  model.addEventListener("change", limit);
   stop.addEventListener("click", () => branches.forEach((branch) => branch.stop()));
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") branches.forEach((branch) => branch.stop());
@@ -127,6 +132,7 @@ export async function writing() {
       model.append(make("option", { value: one.id }, one.id));
       limits[one.id] = one.limits;
     }
+    limit();
     await sessions.refresh();
     clear();
   });
