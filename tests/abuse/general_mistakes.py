@@ -21,11 +21,12 @@ COMMANDS = {
     "cutoffs": ["cutoffs", "text.txt", "--clusters", "2"],
     "bench": ["bench", "tiny.toml"],
     "runs": ["runs", "."],
+    "serve": ["serve", "run", "--port", "0"],
 }
 # Commands that take any number of positionals, or none more, say so in their own words.
 WITH_PLUGINS = [name for name in COMMANDS if name not in ("import", "data add", "runs")]
-WITH_RUN = ("eval", "generate", "spans", "attention")
-WITH_DEVICE = ("eval", "generate", "attention", "bench")
+WITH_RUN = ("eval", "generate", "spans", "attention", "serve")
+WITH_DEVICE = ("eval", "generate", "attention", "bench", "serve")
 WHOLE_NUMBERS = {
     "search": ["--top"],
     "generate": ["--tokens", "--top-k", "--seed"],
@@ -33,8 +34,9 @@ WHOLE_NUMBERS = {
     "data info": ["--vocabulary-size"],
     "cutoffs": ["--clusters", "--tokens", "--width", "--vocabulary-size"],
     "bench": ["--steps"],
+    "serve": ["--port", "--slots", "--max-tokens", "--max-prompt-tokens", "--max-sessions", "--queue"],
 }
-NUMBERS = {"generate": ["--temperature", "--top-p"]}
+NUMBERS = {"generate": ["--temperature", "--top-p"], "serve": ["--grace"]}
 CHOICES = {
     "eval": ["--checkpoint"],
     "generate": ["--checkpoint"],
@@ -43,6 +45,7 @@ CHOICES = {
     "data info": ["--order"],
     "cutoffs": ["--cost", "--order"],
     "bench": ["--spans"],
+    "serve": ["--checkpoint"],
 }
 VALUED = {
     "train": ["--data", "--name", "--out", "--resume", "--init", "--plugin", "--model.width"],
@@ -55,6 +58,7 @@ VALUED = {
     "data info": ["--tokenizer"],
     "cutoffs": ["--counts", "--unigrams", "--tokenizer", "--device", "--constants"],
     "bench": ["--batch-size", "--block-length", "--json", "--device"],
+    "serve": ["--host", "--sessions", "--watch", "--api-key-file", "--allow-origin", "--session-memory"],
 }
 
 
@@ -101,11 +105,21 @@ MISTAKES = [
     *(
         usage([*words, "surplus"], "unexpected argument 'surplus'")
         for name, words in COMMANDS.items()
-        if name != "bench"
+        if name not in ("bench", "serve")
     ),
     *(
         usage([*COMMANDS[name], "--model.width", "8"], r"unknown option '--model\.width'")
-        for name in ("generate", "spans", "attention", "import", "data list", "recipes", "cutoffs", "runs")
+        for name in (
+            "generate",
+            "spans",
+            "attention",
+            "import",
+            "data list",
+            "recipes",
+            "cutoffs",
+            "runs",
+            "serve",
+        )
     ),
     # values
     *_each(
@@ -116,7 +130,7 @@ MISTAKES = [
     *_each(WHOLE_NUMBERS, "1.5", line="{}: invalid int value: '1.5'"),
     *_each(WHOLE_NUMBERS, "", line="{}: invalid int value: ''"),
     *_each(NUMBERS, "warm", line="{}: invalid float value: 'warm'"),
-    *_each(NUMBERS, "nan", line="(temperature|top-p) must be"),
+    *_each(NUMBERS, "nan", line="(temperature|top-p|--grace) must be"),
     *_each(CHOICES, "neither", line="{}: invalid choice: 'neither'"),
     *_each(CHOICES, "", line="{}: invalid choice: ''"),
     usage("search tiny.toml --top 0", "--top must be at least 1, not 0"),

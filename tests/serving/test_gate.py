@@ -69,6 +69,8 @@ def test_an_allowed_origin(locked: Client) -> None:
     assert asked.status == 200
     assert "authorization" in asked.headers["access-control-allow-headers"].lower()
     assert locked.get("/v1/models", Origin="https://other.example").status == 403
+    refused = locked.get("/v1/models", Origin="https://friend.example")
+    assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, "https://friend.example")
 
 
 @pytest.mark.parametrize(

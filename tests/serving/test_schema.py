@@ -6,7 +6,6 @@ Most are valid by their types, and some are not. A short run is part of the norm
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +15,6 @@ import schemathesis
 from schemathesis import GenerationMode, checks
 from schemathesis.specs.openapi import checks as described
 
-from longspan.serving.http.app import make_api
-from longspan.serving.http.gate import Rules
 from longspan.serving.limits import Limits
 from tests.serving.running import Client, real_service, running
 
@@ -112,10 +109,3 @@ def test_every_route_of_the_interface_is_described(server: Client) -> None:
             assert {"401", "403", "500", "503"} <= errors, path
             if method == "post":
                 assert {"413", "415"} <= errors, path
-
-
-def test_the_description_does_not_depend_on_the_server() -> None:
-    """It is made once for each; names of runs and keys are not part of it."""
-    first = make_api(real_service(), Rules()).openapi()
-    second = make_api(real_service(), Rules(key=b"secret")).openapi()
-    assert json.dumps(first) == json.dumps(second)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from longspan.generation import Decoder
+from longspan.kernels.linear import ALIKE
 from longspan.layers.block import RowStep
 from longspan.models import LanguageModel
 from longspan.state import State
@@ -40,5 +41,9 @@ class RowDecoder(Decoder):
         step = self._like._step if self._like is not None else None
         if isinstance(step, RowStep):
             return step.begin(state)
-        step = None if self._like is not None else self._model.step_from(state)
+        token = ALIKE.set(True)
+        try:
+            step = None if self._like is not None else self._model.step_from(state)
+        finally:
+            ALIKE.reset(token)
         return step if isinstance(step, RowStep) else None

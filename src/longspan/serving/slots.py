@@ -20,10 +20,10 @@ from longspan.models import LanguageModel
 from longspan.serving.row_decoder import RowDecoder
 from longspan.state import State
 
-SIZES_CPU = (8, 16, 32)
-"""Batch sizes to try on a CPU. Up to four rows, products are computed by another library."""
+SIZES_CPU = (4, 8, 16, 32)
+"""Batch sizes to try on a CPU. A product of fewer rows is rounded in another way."""
 
-PATIENCE = 64  # tokens before the texts move to a smaller batch
+PATIENCE = 16  # tokens before the texts move to a smaller batch
 
 _CHECKED = 3  # tokens read by every row to compare batch sizes
 
@@ -92,6 +92,8 @@ class BatchedSlots(Slots):
 
     def remove(self, key: int) -> None:
         del self._rows[key]
+        if not self._rows:
+            self._rows_used = self._sizes[0]
 
     def read(self, tokens: Mapping[int, int]) -> Tensor:
         self._small_for = self._small_for + 1 if self._needed(len(self._rows)) < self._rows_used else 0

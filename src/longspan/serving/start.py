@@ -42,11 +42,12 @@ def start(options: Options) -> Iterator[Service]:
     served_names = list(runs)[: len(options.folders)]
     for watched in options.watched:
         run_data(watched)  # a mistake in its name is found now
-    folder = sessions_folder(options.sessions)
+    folder = sessions_folder(options.sessions, make=False)
     models = {}
     for name in served_names:
         lm = load(runs[name], options.checkpoint, options.device)
         models[name] = Served(name, lm, Engine(lm, name, options.limits))
+    sessions_folder(options.sessions)  # nothing is written before all is known to be right
     sessions = Sessions({name: served.lm for name, served in models.items()}, options.limits, folder)
     try:
         yield Service(models, sessions, options.limits, runs)
@@ -83,13 +84,15 @@ def named_runs(folders: Sequence[Path]) -> dict[str, Path]:
     return found
 
 
-def sessions_folder(given: Path | None) -> Path:
-    """An existing folder for saved sessions, which may hold private texts."""
+def sessions_folder(given: Path | None, *, make: bool = True) -> Path:
+    """The folder for saved sessions, which may hold private texts; without `make` it is only checked."""
     folder = home() / "sessions" if given is None else given
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is not a folder: choose another one with --sessions")
     if given is not None and not (above := folder.absolute().parent).is_dir():
         raise UserError(f"there is no folder {above}: create it, or choose another --sessions")
+    if not make:
+        return folder
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if given is None and not is_private(folder.resolve()):
         raise UserError(f"others can write to {folder}: choose a folder of your own with --sessions")

@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from longspan.serving.http import completions, measures, metrics, models, page, runs, sessions
 from longspan.serving.http.errors import add_handlers
@@ -16,12 +17,20 @@ from longspan.version import VERSION
 TOPICS = (models, completions, measures, sessions, runs, metrics, page)
 
 
-def make_app(service: Service, rules: Rules) -> Gate:
+def make_app(service: Service, rules: Rules) -> ASGIApp:
     """The application of a server."""
-    return Gate(make_api(service, rules), rules, service.metrics.request)
+    app: ASGIApp = Gate(make_api(service), rules, service.metrics.request)
+    if rules.origins:  # outermost, so that a page can also read what the gate answers
+        app = CORSMiddleware(
+            app,
+            allow_origins=list(rules.origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
+    return app
 
 
-def make_api(service: Service, rules: Rules) -> FastAPI:
+def make_api(service: Service) -> FastAPI:
     """All routes, without the gate; `/openapi.json` describes them."""
     app = FastAPI(title="Longspan", version=VERSION, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False  # a redirect would be an undocumented answer
@@ -30,18 +39,7 @@ def make_api(service: Service, rules: Rules) -> FastAPI:
     app.add_exception_handler(ClientGone, _gone)
     for topic in TOPICS:
         app.include_router(topic.router)
-    if rules.origins:
-        _allow_origins(app, rules)
     return app
-
-
-def _allow_origins(app: FastAPI, rules: Rules) -> None:
-    app.add_middleware(
-        CORSMiddleware,
-        allow_origins=list(rules.origins),
-        allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["Authorization", "Content-Type"],
-    )
 
 
 async def _gone(request: Request, problem: Exception) -> Response:

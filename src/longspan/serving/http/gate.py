@@ -72,7 +72,7 @@ class Gate:
         """Check what is known before the body; returns how large that may be, None if it is not read."""
         headers, rules, path = Headers(scope=scope), self._rules, scope["path"]
         self._check_host(headers)
-        if rules.key is not None and not _is_open(path) and scope["method"] != "OPTIONS":
+        if rules.key is not None and not _is_open(path):
             _check_key(headers, rules.key)
         if scope["method"] not in ("POST", "PUT", "PATCH"):
             return None

@@ -26,8 +26,8 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         found = socket.socket(family, socket.SOCK_STREAM)
-    except OSError as problem:
-        raise UserError(f"cannot listen on host {host!r}: {problem.strerror or problem}") from None
+    except (OSError, UnicodeError) as problem:  # the second: it can be no name of a host
+        raise UserError(f"cannot listen on host {host!r}: {getattr(problem, 'strerror', problem)}") from None
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
@@ -69,6 +69,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 server_header=False,
+                proxy_headers=False,
                 timeout_graceful_shutdown=math.ceil(grace + _MARGIN),
             )
         )

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -57,14 +58,10 @@ class Served:
         """The text of each token; bytes that are no whole character as \\xe2."""
         return [self.texts[token] for token in ids]
 
-    @property
+    @cached_property
     def texts(self) -> list[str]:
         """The text of every token of the vocabulary."""
-        found: list[str] | None = self.__dict__.get("_texts")
-        if found is None:
-            found = [piece.decode("utf-8", "backslashreplace") for piece in self.lm.tokenizer.pieces()]
-            self.__dict__["_texts"] = found
-        return found
+        return [piece.decode("utf-8", "backslashreplace") for piece in self.lm.tokenizer.pieces()]
 
 
 @dataclass
