@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from longspan.inspection.report import write_report
 from tests.browser.conftest import Open
-from tests.browser.folders import HEADS, LAYERS, STEPS, written_run
+from tests.browser.folders import HEADS, LAYERS, STEPS, append, written_run
 from tests.browser.looks import contrast, fills, fits, ticks, until
 
 
@@ -202,6 +202,22 @@ def test_names_for_a_screen_reader(pages: Path, open_page: Open) -> None:
         assert part in tree, tree
     assert re.search(r"loss \(nats per token\) over step\. narrow: from 5\.\d+ at 10 to 1\.\d+ at 400", tree)
     assert re.search(r"Spans at step 400, in tokens\. Layer 1: \d+, \d+, \d+, \d+\.", tree)
+
+
+def test_a_hostile_run_is_only_text(tmp_path: Path, open_page: Open) -> None:
+    hostile = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
+    folders = [written_run(tmp_path / "one", hostile), written_run(tmp_path / "two", "'\"&amp;{{x}}")]
+    append(folders[0] / "samples.jsonl", {"step": 400, "text": hostile})
+    write_report(folders, tmp_path / "page.html")
+    alerts: list[str] = []
+    page = open_page((tmp_path / "page.html").as_uri())
+    page.on("dialog", lambda dialog: alerts.append(dialog.message))
+    drawn(page)
+    expect(page.locator("#samples-text")).to_have_text(hostile)
+    expect(page.locator("#curve-loss")).to_contain_text("1: <img src=x")
+    expect(page.get_by_role("combobox", name="run").first).to_contain_text(hostile)
+    assert page.locator("main img[src]").count() == 0
+    assert alerts == []
 
 
 def test_the_tab_key_goes_through_the_controls_in_order(pages: Path, open_page: Open) -> None:
