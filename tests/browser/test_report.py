@@ -34,6 +34,7 @@ def drawn(page: Page) -> Page:
 
 
 def drag(page: Page, chart: str, begin: float, end: float) -> None:
+    page.locator(f"#{chart}").scroll_into_view_if_needed()
     plot = page.locator(f"#{chart} .root path.background").first
     box = plot.bounding_box()
     assert box is not None
@@ -79,6 +80,7 @@ def test_zoom_and_axis_by_keyboard(pages: Path, open_page: Open) -> None:
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_tooltip_says_what_is_under_the_pointer(pages: Path, open_page: Open, dark: bool) -> None:
     page = drawn(open_page((pages / "two.html").as_uri(), dark=dark))
+    page.locator("#curve-loss").scroll_into_view_if_needed()
     tooltip = page.locator("#vg-tooltip-element")
     places = itertools.cycle([0.5, 0.52])
 
