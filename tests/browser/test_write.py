@@ -124,6 +124,9 @@ def test_a_fork_continues_on_its_own(start: Open) -> None:
     expect(two).to_be_visible()
     before = text_of(one)
     assert text_of(two) == before
+    two.locator(".token").nth(3).hover()
+    one.locator(".token").nth(2).hover()
+    expect(page.locator(".token[aria-selected=true]")).to_have_count(1)  # of both texts
     boxes = one.bounding_box(), two.bounding_box()
     assert boxes[0] is not None
     assert boxes[1] is not None

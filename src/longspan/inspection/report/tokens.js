@@ -67,6 +67,10 @@ function tokenList(area, onChoose) {
       return current;
     },
     choose,
+    // No token is chosen; arrow keys go on from where they were.
+    release() {
+      area.children[current]?.setAttribute("aria-selected", "false");
+    },
     // Without `bits` the token is not shaded.
     add(text, bits) {
       const made = document.createElement("span");

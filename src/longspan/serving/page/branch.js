@@ -11,7 +11,7 @@ const FRAME = 60; // milliseconds
 let count = 0;
 
 export class Branch {
-  // `on` has: settings(), changed(), fork(branch), close(branch).
+  // `on` has: settings(), changed(), chosen(branch), fork(branch), close(branch).
   constructor(session, name, pieces, limits, on) {
     Object.assign(this, { session, name, pieces, limits, on, layers: null, running: null, generated: 0 });
     this.missing = "The look-back is measured after the last token.";
@@ -27,7 +27,10 @@ export class Branch {
       make("label", { className: "grow" }, make("span", {}, "Add text"), this.more),
       make("div", { className: "controls" }, this.go, this.fork,
         button("Close", () => on.close(this), { title: "The session stays on the server" })));
-    this.list = tokenList(this.area, (index) => showToken(this.pieces[index], this.layers, this.missing));
+    this.list = tokenList(this.area, (index) => {
+      on.chosen(this);
+      showToken(this.pieces[index], this.layers, this.missing);
+    });
     this.show(pieces);
     this.count();
   }

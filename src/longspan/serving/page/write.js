@@ -33,6 +33,9 @@ export async function writing() {
       generate.disabled = running;
       if (!running) attemptQuietly(sessions.refresh);
     },
+    chosen(branch) {
+      branches.filter((one) => one !== branch).forEach((one) => one.list.release());
+    },
     async fork(branch) {
       const made = await post(`/v1/sessions/${branch.session.id}/fork`);
       const name = named(made.id);
