@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 from longspan.serving.http.events import Outbox, Stream
 
@@ -13,7 +14,7 @@ def test_events_of_a_step_come_together() -> None:
         loop = asyncio.get_running_loop()
         woken, call = [], loop.call_soon_threadsafe
         loop.call_soon_threadsafe = lambda act, *given: (woken.append(act), call(act, *given))[1]  # type: ignore
-        outbox, streams = Outbox(loop, interval=0.05), [Stream[int]() for _ in range(32)]
+        outbox, streams = Outbox(loop, 0.05, 0.05), [Stream[int]() for _ in range(32)]
 
         def engine() -> None:
             for step in range(10):
@@ -37,7 +38,7 @@ def test_events_of_a_step_come_together() -> None:
 def test_the_first_event_after_a_pause_does_not_wait() -> None:
     async def check() -> None:
         loop = asyncio.get_running_loop()
-        outbox, stream = Outbox(loop, interval=0.5), Stream[str]()
+        outbox, stream = Outbox(loop, 0.5, 0.5), Stream[str]()
         outbox.put(stream, "a")
         began = loop.time()
         assert await stream.batch() == ["a"]
@@ -55,3 +56,32 @@ def test_events_for_a_closed_loop_are_dropped() -> None:
     outbox = Outbox(loop)
     loop.close()
     outbox.put(Stream[str](), "nobody")
+
+
+def test_deliveries_that_take_long_are_rare() -> None:
+    """The loop is busy for 10 ms with each: they come together after ten times as long."""
+
+    async def check() -> None:
+        loop = asyncio.get_running_loop()
+        outbox, stream = Outbox(loop, 0.001, 0.1), Stream[int]()
+        sizes, began = [], loop.time()
+        stop = threading.Event()
+
+        def engine() -> None:
+            number = 0
+            while not stop.wait(0.005):
+                outbox.put(stream, number)
+                number += 1
+
+        thread = threading.Thread(target=engine)
+        thread.start()
+        while loop.time() - began < 0.6:
+            sizes.append(len(await stream.batch()))
+            end = time.thread_time() + 0.01
+            while time.thread_time() < end:
+                pass
+        stop.set()
+        thread.join()
+        assert len(sizes) <= 9
+
+    asyncio.run(check())

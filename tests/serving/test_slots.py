@@ -58,7 +58,7 @@ def test_a_row_goes_on_with_the_text_that_was_put_there(
 
 
 @only_interpreted
-@pytest.mark.parametrize("variant", ["modern, n-grams", "adaptive-span, windows", "all-attention, dynamic"])
+@pytest.mark.parametrize("variant", ["modern, n-grams", "all-attention, dynamic"])
 def test_a_ring_of_a_gpu_goes_on_with_another_text(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not variant.startswith(NOT_RECORDABLE)
     model = lively(variant).float()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 FORMAT = "longspan text state 1"
 LARGEST_HEADER = 4 * 2**20  # bytes
 LONGEST_TEXT = 2**53  # tokens
+LATEST = 2.0**40  # seconds since 1970
 TEXT_TAIL = 4000  # characters of the text that are kept
 
 
@@ -46,15 +47,12 @@ class Facts:
     @staticmethod
     def read(said: Any) -> Facts:
         """From JSON; a `BadState` if something is missing or of another type."""
-        kinds = {"fingerprint": str, "tokens": int, "tail": list, "text_tail": str, "created": (int, float)}
-        if not isinstance(said, dict) or said.keys() != kinds.keys():
+        kinds = {"fingerprint": str, "tokens": int, "tail": list, "text_tail": str, "created": float}
+        if not isinstance(said, dict) or {name: type(value) for name, value in said.items()} != kinds:
             raise _damaged()
-        right = all(isinstance(said[name], kind) for name, kind in kinds.items())  # type: ignore[arg-type]
-        if not right or not all(type(token) is int for token in said["tail"]):
-            raise _damaged()
-        if not 1 <= said["tokens"] <= LONGEST_TEXT or not 1 <= len(said["tail"]) <= TAIL:
-            raise _damaged()
-        if len(said["text_tail"]) > TEXT_TAIL:
+        is_whole = all(type(token) is int for token in said["tail"]) and 1 <= len(said["tail"]) <= TAIL
+        is_bounded = 1 <= said["tokens"] <= LONGEST_TEXT and len(said["text_tail"]) <= TEXT_TAIL
+        if not is_whole or not is_bounded or not 0 <= said["created"] < LATEST:
             raise _damaged()
         return Facts(**{**said, "tail": tuple(said["tail"])})
 

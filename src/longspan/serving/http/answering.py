@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from longspan.errors import UserError
 from longspan.serving.http.errors import api_error
+from longspan.serving.http.gate import DIRECT
 from longspan.serving.http.generation import Event, Generation, Prompt
 from longspan.serving.http.service import ClientGone, until_gone
 from longspan.serving.http.texts import DONE, Chosen, Collected, Writer
@@ -99,19 +100,20 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await until_gone(receive, self._write(send))
+            await until_gone(receive, self._write(send, scope.get(DIRECT, send)))
         except ClientGone:
             pass
         finally:
             self._answering.close()
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, send: Send, direct: Send) -> None:
+        """`direct` is the same as `send` without layers between, which would take time for every token."""
         answering = self._answering
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await _send(send, answering.opening() + answering.events(self._first))
+        await _send(direct, answering.opening() + answering.events(self._first))
         try:
             async for batch in self._batches:
-                await _send(send, answering.events(batch))
+                await _send(direct, answering.events(batch))
             if answering.at_end is not None:
                 await answering.at_end()
             last = answering.writer.last(answering.generation.generated).encode()

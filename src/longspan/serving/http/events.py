@@ -1,18 +1,21 @@
 """From the threads of engines to the event loop: one wake-up for all tokens that are ready.
 
-A wake-up takes about as long as a step of a small model. So the loop is not woken for every token, and not
-more often than every few milliseconds; tokens that became ready meanwhile are delivered together.
+Writing to many clients can take as long as a step of a small model, and Python runs one thread at a time. So
+the loop is not woken for every token, and the time between two deliveries is a multiple of the time that one
+takes; tokens that became ready meanwhile are delivered together.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-INTERVAL = 0.004  # seconds between two deliveries; the first after a pause is immediate
+SHORTEST, LONGEST = 0.004, 0.025  # seconds between two deliveries; the first after a pause is immediate
+SHARE = 10  # the time between deliveries, as a multiple of the CPU time of the loop for one
 Event = TypeVar("Event")
 
 
@@ -44,8 +47,11 @@ class Stream(Generic[Event]):
 class Outbox:
     """Events that engines leave for streams; `put` may be called from any thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, interval: float = INTERVAL) -> None:
-        self._loop, self._interval = loop, interval
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, shortest: float = SHORTEST, longest: float = LONGEST
+    ) -> None:
+        self._loop, self._shortest, self._longest = loop, shortest, longest
+        self._interval, self._used = shortest, 0.0  # until the next delivery; CPU time of the loop so far
         self._events: deque[tuple[Stream[Any], Any]] = deque()
         self._woken = False  # whether a delivery is under way
         self._last = float("-inf")  # time of the last delivery
@@ -63,6 +69,8 @@ class Outbox:
         return lambda event: self.put(stream, event)
 
     def _schedule(self) -> None:
+        used = time.thread_time()  # since the last delivery: that of writing what it delivered
+        self._interval = min(max(SHARE * (used - self._used), self._shortest), self._longest)
         wait = self._last + self._interval - self._loop.time()
         if wait > 0:
             self._loop.call_later(wait, self._deliver)
@@ -71,7 +79,7 @@ class Outbox:
 
     def _deliver(self) -> None:
         self._woken = False  # before the events are taken: one that is left from here on wakes the loop again
-        self._last = self._loop.time()
+        self._last, self._used = self._loop.time(), time.thread_time()
         reached: dict[int, Stream[Any]] = {}
         for _ in range(len(self._events)):
             stream, event = self._events.popleft()

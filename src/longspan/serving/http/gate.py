@@ -20,6 +20,7 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 OPEN_PATHS = ("/", "/health", "/ready")  # and the files of the page: they need no key
 UPLOAD = "/v1/sessions/load"
 BINARY = "application/octet-stream"
+DIRECT = "longspan.send"  # in the scope: the server's own `send`, without the layers of the framework
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Gate:
                 MutableHeaders(raw=message["headers"]).setdefault("X-Content-Type-Options", "nosniff")
             await send(message)
 
+        scope[DIRECT] = send
         try:
             most = self._admit(scope)
             body = b"" if most is None else await _read(receive, most)
