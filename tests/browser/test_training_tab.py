@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import Open
 from tests.browser.folders import append, spans_line, train_line, valid_line, written_run
@@ -24,7 +25,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(place: Path) -> Iterator[str]:
     watched = written_run(place / "watched", "watched", search=False)
-    words = (trained_run(place), "--watch", watched, "--sessions", place / "sessions")
+    small = trained_run(place)
+    shutil.copytree(small, place / "other")
+    words = (small, place / "other", "--watch", watched, "--sessions", place / "sessions")
     with serving(*words, key=KEY) as found:
         yield found
 
@@ -117,3 +120,35 @@ def test_on_a_phone_and_dark(training: Open) -> None:
     expect(label).to_have_attribute("fill", "#e6e9ee")
     page.emulate_media(color_scheme="light")
     expect(label).to_have_attribute("fill", "#1d2430")
+
+
+def test_a_server_that_does_not_answer_is_said_once_and_asked_again(
+    training: Open, allowed: set[str]
+) -> None:
+    allowed.add("ERR_FAILED")
+    page = training()  # type: ignore[call-arg]
+    problem = page.locator("#problem")
+
+    def refuse(route: Route) -> None:
+        route.abort()
+
+    page.route("**/v1/runs/**", refuse)
+    expect(problem).to_contain_text("The server does not answer.")
+    page.unroute("**/v1/runs/**", refuse)
+    expect(problem).to_be_hidden()
+
+
+def test_one_of_two_models_writes(address: str, open_page: Open, allowed: set[str]) -> None:
+    allowed.add("status of 401")
+    page = entered(open_page(address))
+    choice = page.get_by_role("combobox", name="model")
+    expect(choice.locator("option")).to_have_text(["small", "other"])
+    choice.select_option("other")
+    page.get_by_text("Settings").click()
+    page.get_by_role("spinbutton", name="max tokens").fill("5")
+    page.get_by_role("button", name="Generate").click()  # without a prompt
+    expect(page.locator("#said")).to_contain_text("Text 1: finished, 5 tokens")
+    expect(page.locator("#session-list li").first).to_contain_text("other")
+    page.get_by_role("spinbutton", name="max tokens").fill("999999")
+    page.get_by_role("button", name="Generate").click()
+    expect(page.locator("#max-tokens:invalid")).to_be_focused()  # more than the server allows
