@@ -35,6 +35,11 @@ def test_a_token_under_the_pointer_shows_its_cost_and_its_heads(page_file: Path,
     rows = page.locator("#token-heads tbody tr")
     assert rows.count() == 4  # two layers of two heads
     assert re.fullmatch(r"11\d+\.\d\d+0\.\d\d .*\(\d+ back\).*", rows.first.text_content() or "")
+    looked = re.findall(r"\((\d+) back\)", page.locator("#token-heads").text_content() or "")
+    seen = {4 - int(distance) for distance in looked} - {-1, -2, -3, -4, -5, -6, -7, -8}
+    found = tokens.evaluate_all("all => all.flatMap((one, n) => (one.matches('.seen') ? [n] : []))")
+    assert found
+    assert set(found) <= seen
     tokens.nth(9).hover()  # the end of a line has a mark to point at
     expect(page.locator("#token-title")).to_contain_text('Token 9, "\\n"')
 

@@ -1,6 +1,7 @@
 "use strict";
 
 const { tokens } = JSON.parse(document.getElementById("data").textContent);
+const area = document.getElementById("tokens");
 const title = document.getElementById("token-title");
 const table = document.getElementById("token-heads");
 
@@ -11,10 +12,25 @@ function cell(row, text, scope) {
   row.append(made);
 }
 
+// Underline the tokens that the heads looked at most: the largest weights, summed over all heads.
+function underline(index) {
+  for (const token of area.querySelectorAll(".seen")) token.classList.remove("seen");
+  const heads = (tokens[index].top ?? []).flat();
+  const sums = new Map();
+  for (const [distance, weight] of heads.flat()) sums.set(index - distance, (sums.get(index - distance) ?? 0) + weight);
+  const most = Math.max(...sums.values());
+  for (const [seen, weight] of sums) {
+    if (seen < 0 || weight < 0.05 * most) continue;
+    area.children[seen].classList.add("seen");
+    area.children[seen].style.setProperty("--seen", `${Math.round((100 * weight) / most)}%`);
+  }
+}
+
 // What a token cost, and for each head how far back it looked when it read this token.
 function show(index) {
   const token = tokens[index];
   title.textContent = `Token ${token.token.toLocaleString("en")}, ${JSON.stringify(token.text)}: ${token.bits.toFixed(3)} bits`;
+  underline(index);
   table.replaceChildren();
   if (!token.mean_distance) return;
   const head = table.createTHead().insertRow();
@@ -31,5 +47,5 @@ function show(index) {
   }));
 }
 
-const list = tokenList(document.getElementById("tokens"), show);
+const list = tokenList(area, show);
 for (const token of tokens) list.add(token.text, token.bits);

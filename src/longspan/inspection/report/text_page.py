@@ -50,7 +50,7 @@ def text_page(facts: dict[str, Any], tokens: Sequence[dict[str, Any]]) -> str:
             "</section>",
             '<section id="text"><h2>Text</h2>',
             '<p class="soft">A stronger colour means more bits: the model expected the token less. '
-            "Point at a token, tap it, or use the arrow keys.</p>",
+            "Point at a token, tap it, or use the arrow keys: what its heads looked at is underlined.</p>",
             LEGEND,
             limit,
             '<div id="tokens" class="text" aria-label="Tokens"></div>',
