@@ -59,7 +59,10 @@ class Attention(AttentionHeads):
             rows = hidden_memory.empty(weight, batch_size, length)
         counters = ["filled"] * self.empty_start + ["read"] * self._positions[0].counts
         none_B = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
-        return State({"memory": rows} | {name: none_B.clone() for name in counters})
+        kept = {"memory": rows} | {name: none_B.clone() for name in counters}
+        if self.still:
+            kept["offset"] = weight.new_zeros(batch_size, 1, self.num_heads, 2, self.still)
+        return State(kept)
 
     def compile_parts(self) -> None:
         """Compile what comes before the projection and after the sum over heads, unless kernels do it.
@@ -69,22 +72,28 @@ class Attention(AttentionHeads):
         self._normed = torch.compile(self._normed)  # type: ignore[method-assign]
         if self.norm_first or not kernels_for(self.norm, self.query.weight, self.output_dropout):
             self._add_residual = torch.compile(self._add_residual)  # type: ignore[method-assign]
+        self._gate = torch.compile(self._gate)
+        self._mixed_rows = torch.compile(self._mixed_rows)
 
     @torch.compiler.disable(reason="windows change while spans are learned: every change would compile again")
-    def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
-        x_BTD = self._normed(h_BTD)
+    def forward(self, h_BTD: Tensor, state: State, value_BTD: Tensor | None = None) -> tuple[Tensor, State]:
+        """`value_BTD` are embeddings of the tokens, added to the values with a gate of every head."""
+        x_BTD, x_BTC = self._normed(h_BTD)
         block, num_queries = h_BTD.shape[1], h_BTD.shape[0] * h_BTD.shape[1]
         heads = self._head_groups(block, h_BTD)
         weights = None  # for a small batch it is faster to order activations than weights
         if num_queries > SMALL_BATCH:
             weights = self._ordered_weights(heads, recalls="memory" in state and not self.keeps_keys)
-        *qkv, new_BTXK = self._qk_norm_rope(self._project(x_BTD, heads.order, weights), state, heads.order)
+        rows_BTRK = self._project(x_BTD, heads.order, weights)
+        rows_BTRK, mixed = self._mixed(rows_BTRK, x_BTC, value_BTD, state, heads.order)
+        *qkv, new_BTXK = self._qk_norm_rope(rows_BTRK, state, heads.order)
         q_BHTK, k_BHTK, v_BHTK = (x_BTHK.transpose(1, 2) for x_BTHK in qkv)
         past = [kv_BMXK.to(k_BHTK.dtype) for kv_BMXK in self._recall(state, heads, weights)]
         context = self._context(heads, past, state, x_BTD)
         keep(self, q_BHTK, k_BHTK, heads.order, context)
         attended_BHTK = span_attention(q_BHTK, k_BHTK, v_BHTK, context)
-        out_BTD = self._project_out(attended_BHTK.transpose(1, 2), heads.order, weights)
+        attended_BTHK = self._gated(attended_BHTK.transpose(1, 2), x_BTC, heads.order)
+        out_BTD = self._project_out(attended_BTHK, heads.order, weights)
         depth = self.span.memory_length
         if "past" in state:
             after = State({"past": projected_memory.appended(past, new_BTXK, heads, depth)})
@@ -97,7 +106,8 @@ class Attention(AttentionHeads):
             # Hidden states are only projected again, so the precision of the products is enough.
             new_BTD = h_BTD if self.norm_recalled else x_BTD.to(k_BHTK.dtype)
             after = State({"memory": hidden_memory.appended(state.tensor("memory"), new_BTD, depth)})
-        return self._add_residual(h_BTD, out_BTD), State({**after, **self._counters(state, new_tokens=block)})
+        counters = self._counters(state, new_tokens=block)
+        return self._add_residual(h_BTD, out_BTD), State({**after, **counters, **mixed})
 
     def shape_key(self) -> Hashable:
         heads = self._head_groups(1, self.query.weight)
@@ -108,7 +118,8 @@ class Attention(AttentionHeads):
         if not self._can_keep_projections() or self._backend_cuts_windows(device):
             return state  # a KV cache already has every head's keys and values
         past = self._recall(state, self._head_groups(1, device))
-        return State({"past": projected_memory.branch(past), **self._counters(state, new_tokens=0)})
+        offset = {"offset": state.tensor("offset")} if self.still else {}
+        return State({"past": projected_memory.branch(past), **self._counters(state, new_tokens=0), **offset})
 
     def step_from(self, state: State) -> Step | None:
         weight = self.query.weight
@@ -169,7 +180,9 @@ class Attention(AttentionHeads):
         """Projections, and for every head what it computes for the keys in its window W and memory M."""
         (B, T, _), K = shape, self.head_width
         D, positions = self.query.in_features, self._positions[0]
-        total = sum(flops(layer, shape) for layer in (self.query, self.key, self.value, self.out, self.span))
+        gates = [gate for gate in (self.value_gates, self.output_gates) if gate is not None]
+        layers = (self.query, self.key, self.value, self.out, self.span, *gates)
+        total = sum(flops(layer, shape) for layer in layers)
         for W in self.span.windows_for(T):
             M = _recalled(min(W, self.span.memory_length), shape)
             if not self.keeps_keys:

@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from longspan.errors import UserError
 from longspan.state import State
 
-Step: TypeAlias = "Callable[[Tensor], Tensor]"
-"""Single tokens through a block, h_1BD -> h_1BD: texts are rows of one matrix product. See also `RowStep`."""
+Step: TypeAlias = "Callable[..., Tensor]"
+"""Single tokens through a block, h_1BD -> h_1BD: texts are rows of one matrix product. See also `RowStep`.
+
+A block with value embeddings also gets those of the tokens, [1, B, D].
+"""
 
 PrepareState: TypeAlias = "Callable[[State], State]"
 
@@ -55,7 +58,7 @@ class RowStep(ABC):
     """A `Step` whose texts can be replaced while others go on."""
 
     @abstractmethod
-    def __call__(self, h_1BD: Tensor) -> Tensor: ...
+    def __call__(self, h_1BD: Tensor, *more: Tensor) -> Tensor: ...
 
     @abstractmethod
     def begin(self, state: State) -> RowStep:
@@ -72,8 +75,8 @@ class MemorylessStep(RowStep):
     def __init__(self, read: Step) -> None:
         self._read = read
 
-    def __call__(self, h_1BD: Tensor) -> Tensor:
-        return self._read(h_1BD)
+    def __call__(self, h_1BD: Tensor, *more: Tensor) -> Tensor:
+        return self._read(h_1BD, *more)
 
     def begin(self, state: State) -> MemorylessStep:
         return self
@@ -89,13 +92,13 @@ class CarriedStep(RowStep):
     """
 
     def __init__(
-        self, read: Callable[[Tensor, State], tuple[Tensor, State]], prepare: PrepareState, state: State
+        self, read: Callable[..., tuple[Tensor, State]], prepare: PrepareState, state: State
     ) -> None:
         self._read, self._prepare = read, prepare
         self.state = prepare(state)
 
-    def __call__(self, x_1B: Tensor) -> Tensor:
-        h_BTD, self.state = self._read(x_1B.transpose(0, 1), self.state)
+    def __call__(self, x_1B: Tensor, *more: Tensor) -> Tensor:
+        h_BTD, self.state = self._read(x_1B.transpose(0, 1), self.state, *(x.transpose(0, 1) for x in more))
         return h_BTD.transpose(0, 1)
 
     def begin(self, state: State) -> CarriedStep:
@@ -110,9 +113,7 @@ class CarriedStep(RowStep):
         self.state = State.unflatten(replaced)
 
 
-def carried(
-    read: Callable[[Tensor, State], tuple[Tensor, State]], prepare: PrepareState, state: State
-) -> RowStep | None:
+def carried(read: Callable[..., tuple[Tensor, State]], prepare: PrepareState, state: State) -> RowStep | None:
     """The step by `forward`; only on a CPU."""
     if any(leaf.device.type != "cpu" for leaf in state.flatten().values()):
         return None

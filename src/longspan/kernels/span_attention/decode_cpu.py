@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from longspan.kernels.span_attention.context import AttentionContext
-from longspan.kernels.span_attention.mask import EPSILON, soft_mask
+from longspan.kernels.span_attention.context import EPSILON, AttentionContext, soft_mask
 
 SPARE_ROWS = 256
 """Tokens that are read before the keys and values in a buffer have to be moved."""

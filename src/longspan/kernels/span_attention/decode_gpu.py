@@ -25,8 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longspan.kernels.span_attention.context import AttentionContext
-from longspan.kernels.span_attention.mask import EPSILON
+from longspan.kernels.span_attention.context import EPSILON, AttentionContext
 
 PART = 64
 
