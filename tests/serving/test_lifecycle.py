@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import select
 import socket
 import threading
 import time
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from longspan.serving.http.gate import Rules
 from longspan.serving.http.service import Service
 from longspan.serving.limits import Limits
 from tests.serving.fake import FakeEngine
@@ -102,7 +105,10 @@ def test_choices_that_do_not_all_fit_are_all_cancelled() -> None:
 
 
 def test_a_thousand_requests_at_once() -> None:
-    """Some are served, all others are told to come back."""
+    """Some are served, all others are told to come back. Both ends of each connection are in this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 2500:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2500, hard))
     service = fake_service(Limits(waiting=20))
     with running(service) as (client, _):
         connections = [
@@ -118,6 +124,22 @@ def test_a_thousand_requests_at_once() -> None:
         assert statuses[b"200"] >= 20
         assert client.complete("b", max_tokens=2).status == 200
         assert client.get("/metrics").status == 200
+
+
+def test_bodies_share_a_limit() -> None:
+    """Clients that send large bodies slowly: what is in memory is limited, and given back."""
+    with running(fake_service(), Rules(body_bytes=1 << 20, all_bytes=1 << 21)) as (client, _):
+        host, port = client.host.split(":")
+        slow = [socket.create_connection((host, int(port)), timeout=20) for _ in range(4)]
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        for connection in slow:
+            connection.sendall(f"{head}Content-Length: {1 << 20}\r\n\r\n".encode() + b" " * ((1 << 20) - 1))
+        wait_until(lambda: len(select.select(slow, [], [], 1)[0]) == 2)
+        for connection in select.select(slow, [], [], 1)[0]:
+            assert b"429" in connection.recv(20)
+        for connection in slow:
+            connection.close()
+        wait_until(lambda: client.complete(" " * 900_000).code == "context_length_exceeded")
 
 
 def test_an_engine_that_fails(held: Held) -> None:

@@ -52,4 +52,8 @@ def test_rules() -> None:
     rules = rules_for(Limits(prompt_tokens=10), any_host=False, origins=["https://a.example"], key=b"k")
     assert rules.hosts == ("localhost", "127.0.0.1", "::1")
     assert rules.body_bytes == (1 << 20) + 320
+    assert rules.upload_bytes == Limits().upload_bytes
+    small = rules_for(Limits(session_bytes=1000), any_host=False, origins=[], key=None)
+    assert small.upload_bytes == (1 << 20) + 1000
+    assert small.all_bytes == 64 * small.body_bytes + small.upload_bytes
     assert rules_for(Limits(), any_host=True, origins=[], key=None).hosts is None

@@ -20,6 +20,7 @@ from longspan.serving.limits import Limits
 from longspan.serving.sessions import Sessions
 
 _BODY = 1 << 20  # bytes that a request may have besides its prompt
+_BODIES = 64  # of this size that may be in memory at once
 _TOKEN = 32  # bytes of a token in JSON, at most, on average
 
 
@@ -57,12 +58,15 @@ def start(options: Options) -> Iterator[Service]:
 
 def rules_for(limits: Limits, *, any_host: bool, origins: Collection[str], key: bytes | None) -> Rules:
     """Who may ask, and how large a request may be."""
+    body = _BODY + _TOKEN * limits.prompt_tokens
+    upload = min(limits.upload_bytes, _BODY + limits.session_bytes)
     return Rules(
         hosts=None if any_host else LOCAL,
         origins=tuple(origins),
         key=key,
-        body_bytes=_BODY + _TOKEN * limits.prompt_tokens,
-        upload_bytes=limits.upload_bytes,
+        body_bytes=body,
+        upload_bytes=upload,
+        all_bytes=_BODIES * body + upload,
     )
 
 

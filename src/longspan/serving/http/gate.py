@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from longspan.serving.http.bodies import Bodies, replayed, too_large
 from longspan.serving.http.errors import ApiError
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -32,6 +33,7 @@ class Rules:
     key: bytes | None = None
     body_bytes: int = 1 << 22
     upload_bytes: int = 1 << 28
+    all_bytes: int = 1 << 29  # of all bodies at once
 
 
 class Gate:
@@ -39,6 +41,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, rules: Rules, count: Callable[[str, int, float], None]) -> None:
         self._app, self._rules, self._count = app, rules, count
+        self._bodies = Bodies(rules.all_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -61,14 +64,24 @@ class Gate:
         scope[DIRECT] = send
         try:
             most = self._admit(scope)
-            body = b"" if most is None else await _read(receive, most)
-            if body is not None:
-                await self._app(scope, receive if most is None else _replayed(body, receive), send_safely)
+            if most is None:
+                await self._app(scope, receive, send_safely)
+            else:
+                await self._with_body(scope, receive, send_safely, most)
         except ApiError as problem:  # refused here; those of routes are answered inside
             await problem.response()(scope, receive, send_safely)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._count(route, status, time.perf_counter() - began)
+
+    async def _with_body(self, scope: Scope, receive: Receive, send: Send, most: int) -> None:
+        body = self._bodies.begin(most)
+        try:
+            read = await body.read(receive)
+            if read is not None:
+                await self._app(scope, replayed(read, receive), send)
+        finally:
+            body.end()
 
     def _admit(self, scope: Scope) -> int | None:
         """Check what is known before the body; returns how large that may be, None if it is not read."""
@@ -82,7 +95,7 @@ class Gate:
         most = rules.upload_bytes if path == UPLOAD else rules.body_bytes
         size = headers.get("content-length", "0")
         if not (size.isascii() and size.isdigit() and len(size) < 20) or int(size) > most:
-            raise _too_large(most)
+            raise too_large(most)
         return most
 
     def _check_host(self, headers: Headers) -> None:
@@ -134,35 +147,3 @@ def _check_content_type(headers: Headers, wanted: str) -> None:
     given = headers.get("content-type", "").partition(";")[0].strip().lower()
     if given != wanted and not (empty and not given):
         raise ApiError(415, f"the content type must be {wanted}", "wrong_content_type")
-
-
-async def _read(receive: Receive, most: int) -> bytes | None:
-    """The body, None if the client is gone; it is refused as soon as it is too large."""
-    parts, size, more = list[bytes](), 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        size, more = size + len(parts[-1]), message.get("more_body", False)
-        if size > most:
-            raise _too_large(most)
-    return b"".join(parts)
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """First the body, then what follows: the end of the connection."""
-    given = False
-
-    async def receive_again() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive_again
-
-
-def _too_large(most: int) -> ApiError:
-    return ApiError(413, f"the body may have at most {most} bytes", "body_too_large")

@@ -135,7 +135,9 @@ async def fork(request: Request, session: Id) -> Response:
     return await _answer(request.app.state.service.sessions.fork, session)
 
 
-@router.post("/{session}/save", response_model=SessionAnswer, responses=documented(400, 404, 413, 415, 422))
+@router.post(
+    "/{session}/save", response_model=SessionAnswer, responses=documented(400, 404, 413, 415, 422, 429)
+)
 async def save(request: Request, session: Id) -> Response:
     """Write a session to the server's disk: it is there again after a restart."""
     return await _answer(request.app.state.service.sessions.save, session)
