@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from longspan.cli import main
 from longspan.serving.engine import SLOTS_CPU, SLOTS_GPU
 from longspan.serving.http.schemas import MAX_CHOICES
 from longspan.serving.limits import Limits
-from tests.serving.running import Client
+from tests.serving.running import Answer, Client, wait_until
 from tests.using.tiny import run_folder
 
 SECONDS = 120  # to start on a busy machine
@@ -72,14 +73,23 @@ def test_saved_sessions_survive_a_kill(run: Path, tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         assert process.wait(SECONDS) == -signal.SIGKILL
     (tmp_path / "sessions" / f"{'x' * 22}.session").write_bytes(b"damaged")
-    with served(*words, LONGSPAN_API_KEY="key") as (client, process):
+    with served(*words, "--grace", "0.2", LONGSPAN_API_KEY="key") as (client, process):
         client = Client(client.url, {"Authorization": "Bearer key"})
         found = client.get("/v1/sessions").json["data"]
         assert [(one["id"], one["saved"], one["tokens"]) for one in found] == [(kept, True, 13)]
         assert client.get(f"/v1/sessions/{lost}").status == 404
         assert client.post(f"/v1/sessions/{kept}/generate", body).text == wanted
         assert Client(client.url).get("/v1/models").status == 401
+        answers = list[Answer]()
+        asking = threading.Thread(
+            target=lambda: answers.append(client.complete("a", max_tokens=16_000, stream=True))
+        )
+        asking.start()
+        wait_until(lambda: 'longspan_running{model="tiny"} 1.0' in client.get("/metrics").body.decode())
         process.send_signal(signal.SIGTERM)
+        asking.join(SECONDS)
+        assert answers[0].status == 200
+        assert answers[0].events[-1]["error"]["code"] == "server_stopping"
         said = process.communicate(timeout=SECONDS)[1]
         assert process.returncode == 0
         assert said.splitlines()[-1] == "stopped"
