@@ -132,7 +132,7 @@ def test_the_page_shows_the_first_tokens_and_says_so(run: RunFolder, tmp_path: P
     page = tmp_path / "page.html"
     assert main(["inspect", str(run.path), str(hostile), "--html", str(page), "--tokens", "60"]) == 0
     found = Scripts(page.read_text())
-    assert len(found.scripts) == 2
+    assert len(found.scripts) == 3
     assert not [tag for tag, _ in found.elements if tag == "b"]
     assert "Only the first 60 of 170 tokens are shown." in found.shown
     data = json.loads(found.scripts[0])

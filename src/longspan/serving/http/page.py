@@ -11,10 +11,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from longspan.inspection import report
+from longspan.inspection.report.page import PAGE_FILES
 from longspan.serving.http.errors import ApiError, documented
 
 PAGE = Path(__file__).parents[1] / "page"
-VENDOR = Path(report.__file__).parent / "vendor"
+REPORT = Path(report.__file__).parent  # the live tab shares scripts with the report
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -28,7 +29,8 @@ router = APIRouter(include_in_schema=False)
 def files() -> dict[str, Path]:
     """All files of the page by their names below /page/."""
     found = {path.name: path for path in PAGE.glob("*") if path.suffix in (".html", ".js", ".css", ".svg")}
-    return found | {f"vendor/{path.name}": path for path in VENDOR.glob("*.js")}
+    found |= {f"report/{name}": REPORT / name for name in PAGE_FILES}
+    return found | {f"vendor/{path.name}": path for path in (REPORT / "vendor").glob("*.js")}
 
 
 @router.get("/")
