@@ -16,7 +16,7 @@ from longspan.serving.http.gate import Rules
 from longspan.serving.http.service import Service
 from longspan.serving.limits import Limits
 from tests.serving.fake import FakeEngine
-from tests.serving.running import Answer, Client, fake_service, running, wait_until
+from tests.serving.running import Answer, Client, fake_service, real_service, running, wait_until
 
 Held = tuple[Client, FakeEngine, Service]
 
@@ -109,8 +109,7 @@ def test_a_thousand_requests_at_once() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 2500:
         resource.setrlimit(resource.RLIMIT_NOFILE, (2500, hard))
-    service = fake_service(Limits(waiting=20))
-    with running(service) as (client, _):
+    with running(real_service(Limits(waiting=20))) as (client, _):
         connections = [
             send(client, "/v1/completions", {"model": "tiny", "max_tokens": 3, "stream": number % 2 == 0})
             for number in range(1000)
