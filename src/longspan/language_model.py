@@ -26,7 +26,7 @@ from longspan.inspection.attention import LayerAttention, attention
 from longspan.inspection.attention_by_distance import MeanAttention, mean_attention
 from longspan.inspection.token_spans import token_spans
 from longspan.models import LanguageModel, build_run
-from longspan.reading import TextState, begin, blocks, nats_of, read
+from longspan.reading import Progress, TextState, begin, blocks, nats_of, read
 from longspan.registry import load_plugins
 from longspan.runs import RunFolder, checkpoint, pick_device
 from longspan.runs.check_weights import check_weights
@@ -86,15 +86,24 @@ class LoadedModel:
     device: torch.device
     path: Path  # the run folder
 
-    def read(self, text: str | Iterable[str], state: TextState | None = None) -> TextState:
-        """The state after a text of any length, or after many pieces of text one after the other."""
+    def read(
+        self,
+        text: str | Iterable[str],
+        state: TextState | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> TextState:
+        """The state after a text of any length, or after many pieces of text one after the other.
+
+        `progress(done, total)` gets the number of tokens of the current piece.
+        """
         self._check_state(state)
         for piece in [text] if isinstance(text, str) or not isinstance(text, Iterable) else text:
             ids = self._encode(piece)
             if state is None and len(ids):
-                state = begin(self.model, ids)
+                state = begin(self.model, ids, progress)
             elif state is not None:
-                state = read(self.model, ids, state)
+                state = read(self.model, ids, state, progress=progress)
         return self._at_line_start() if state is None else state
 
     def score(self, text: str, state: TextState | None = None) -> TextScore:
@@ -152,11 +161,13 @@ class LoadedModel:
         *,
         stop: Sequence[str] = (),
         repetition_penalty: float = 1.0,
+        progress: Progress | None = None,
     ) -> GeneratedText:
         """A continuation of the text after `state` and `prompt`; the prompt itself is not repeated.
 
         It ends before the first of the strings in `stop`. `repetition_penalty` multiplies the log-probability
         of every token that was generated before: above 1 there are fewer repetitions.
+        `progress(done, total)` is called after every token.
         Returns a string; its `state` is the state after it, its `log_probs` are those of its tokens.
         """
         check_sampling(tokens, temperature, top_k, top_p, repetition_penalty)
@@ -164,7 +175,12 @@ class LoadedModel:
         pieces = self._continue(
             start, drawn, end, tokens, temperature, top_k, top_p, repetition_penalty, _generator(seed)
         )
-        text = GeneratedText("".join(pieces))
+        parts = []
+        for piece in pieces:
+            parts.append(piece)
+            if progress is not None:
+                progress(len(drawn), tokens)
+        text = GeneratedText("".join(parts))
         text.ids, text.log_probs = tuple(token for token, _ in drawn), tuple(prob for _, prob in drawn)
         text.stop = end.found
         # Read token by token, as it was generated, unless the model is block invariant.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from longspan.state import State
 
 Ids: TypeAlias = "Sequence[int] | npt.NDArray[Any] | Tensor"
+Progress: TypeAlias = "Callable[[int, int], None]"  # tokens read so far, and all of them
 
 READ_BLOCK = 512  # tokens per block: it bounds the memory needed for a long text
 _TAIL = 16  # last tokens to keep: the text after them may depend on them (blanks, incomplete characters)
@@ -33,16 +34,26 @@ class TextState:
     tokens: int  # number of tokens read
 
 
-def begin(model: LanguageModel, ids: Ids) -> TextState:
+def begin(model: LanguageModel, ids: Ids, progress: Progress | None = None) -> TextState:
     """The state after the first tokens of a text, at least one."""
-    *_, (_, after) = blocks(model, ids, None)
+    for _, after in blocks(model, ids, None):
+        if progress is not None:
+            progress(after.tokens, len(ids))
     return after
 
 
-def read(model: LanguageModel, ids: Ids, before: TextState, length: int | None = None) -> TextState:
+def read(
+    model: LanguageModel,
+    ids: Ids,
+    before: TextState,
+    length: int | None = None,
+    progress: Progress | None = None,
+) -> TextState:
     """The state after more tokens; `before` if there are none."""
-    for _, after in blocks(model, ids, before, length):
-        before = after
+    start = before.tokens
+    for _, before in blocks(model, ids, before, length):  # noqa: B020 (from the old one to the new one)
+        if progress is not None:
+            progress(before.tokens - start, len(ids))
     return before
 
 

@@ -44,6 +44,7 @@ from longspan.config import RunConfig
 from longspan.config.reference import documented
 from longspan.cores import settle_threads
 from longspan.errors import UsageError, UserError, is_out_of_memory, nearest
+from longspan.progress import say, showing
 from longspan.registry import load_plugins
 from longspan.streams import open_missing
 from longspan.terminal import control_characters_shown
@@ -112,7 +113,7 @@ def _main(argv: Sequence[str] | None) -> int:
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
     """One line on stderr, without the source location; rank 0 speaks for all processes of torchrun."""
     if ranks.rank() == 0:
-        print(f"longspan: warning: {message}", file=sys.stderr)
+        say(f"longspan: warning: {message}")
 
 
 def _run(argv: list[str]) -> None:
@@ -146,7 +147,8 @@ def _run(argv: list[str]) -> None:
     args.overrides = dotted
     check_address_space()
     try:
-        args.run(args)
+        with showing(quiet=getattr(args, "quiet", False) or ranks.rank() > 0):
+            args.run(args)
     except (RuntimeError, MemoryError, ImportError, OSError) as problem:
         if not is_out_of_memory(problem):
             raise

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longspan.cli.console import say
+from longspan.cli.console import add_quiet_option, say
 from longspan.cli.figures import lost_text, meaningless, perplexity
 from longspan.cli.overrides import split_overrides
 from longspan.cli.paths import expanded
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.errors import UsageError, UserError, usage_errors
 from longspan.json_text import to_json
-from longspan.progress import every_tenth
-from longspan.terminal import console
+from longspan.progress import task, tell
 
 if TYPE_CHECKING:
     from longspan.evaluation import Score
@@ -66,6 +62,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: auto)")
     add_plugin_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_quiet_option(parser)
     parser.set_defaults(
         run=run, accepts_overrides=True, smaller="give a smaller --batch-size or --block-length"
     )
@@ -94,24 +91,24 @@ def _score(args: argparse.Namespace, overrides: dict[str, str], *, first: bool) 
     from longspan.language_model import load
     from longspan.runs import RunFolder
 
-    tell = say if first else _quiet
+    note = say if first else _quiet
     lm = load(args.folder, args.checkpoint, args.device, overrides)
     corpus = args.data or lm.config.data.corpus
     if not corpus:
         raise UserError(f"{args.folder} has no corpus of its own: give the text with --data")
     split = split_to_score(args.split, args.data)
-    if not args.data and split in HELD_OUT and has_changed(RunFolder.open(Path(args.folder)), tell):
-        tell(
+    if not args.data and split in HELD_OUT and has_changed(RunFolder.open(Path(args.folder)), note):
+        note(
             f"longspan: the text of {corpus} has changed since the run began: "
             f"its {split} split may contain text that the model was trained on"
         )
     if split == WHOLE and corpora.anchored(corpus) == corpora.anchored(lm.config.data.corpus):
-        tell(f"longspan: the model was trained on a part of {corpus}: --split test scores only held-out text")
+        note(f"longspan: the model was trained on a part of {corpus}: --split test scores only held-out text")
     data = lm.config.data
     token_file = held_out(
         corpus, split, lm.tokenizer, data.tokenizer, tell, binary=data.binary, field=data.field
     )
-    with _progress(first) as progress:
+    with task("scoring", "tokens") as progress:
         score = evaluate(
             lm.model,
             token_file,
@@ -207,20 +204,3 @@ def _quiet(line: str) -> None:
 
 def _count(count: int | None) -> str:
     return "unknown" if count is None else f"{count:,}"
-
-
-@contextmanager
-def _progress(first: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """Progress: a live line on a terminal, a plain line at every tenth elsewhere; only the first rank's."""
-    if not first:
-        yield None
-        return
-    if not sys.stderr.isatty():
-        yield every_tenth(lambda done, total: say(f"{done:,} of {total:,} tokens"))
-        return
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("scoring"), MofNCompleteColumn(), TextColumn("tokens, left"), TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
-        task = progress.add_task("scoring", total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from longspan.cli.console import say
+from longspan.cli.console import add_quiet_option, say
 from longspan.cli.paths import as_path, check_writable
 from longspan.errors import UsageError, UserError
 
@@ -41,6 +41,7 @@ def register(subparsers: Any) -> None:
         help=f"write the page again every {WATCH_SECONDS:g} seconds until all runs are finished; an open "
         "page reloads itself",
     )
+    add_quiet_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -95,10 +96,10 @@ def _write_page(args: argparse.Namespace, out: Path) -> None:
 
 
 def _draw(args: argparse.Namespace, out: Path, kind: str) -> None:
-    from longspan.inspection.report import run_data
+    from longspan.inspection.report import several
     from longspan.inspection.report.figure import animate_report, draw_report
 
-    runs = [run_data(folder) for folder in args.folders]
+    runs = several(args.folders)
     if kind == "gif":
         animate_report(runs[0], out)
     else:
