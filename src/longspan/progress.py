@@ -114,21 +114,26 @@ class Bars:
         if prints and sys.stdout.isatty():
             yield
             return
-        before, live = self._live, self._live or bar(self._screen)
-        number = live.add_task("", total=None, told=begun)
-        self._live, late = live, threading.Timer(BAR_SECONDS, live.start)
+        if self._live is not None:  # inside another task: one more row
+            number = self._live.add_task("", total=None, told=begun)
+            try:
+                yield
+            finally:
+                self._live.remove_task(number)
+            return
+        self._live = live = bar(self._screen)
+        live.add_task("", total=None, told=begun)
+        late = threading.Timer(BAR_SECONDS, live.start)
         late.daemon = True
-        if before is None:
-            late.start()
+        late.start() if BAR_SECONDS > 0 else live.start()
         try:
             yield
         finally:
-            self._live = before
-            live.remove_task(number)
-            if before is None:
+            self._live = None
+            if BAR_SECONDS > 0:
                 late.cancel()
                 late.join()  # it may just be starting
-                live.stop()
+            live.stop()
 
     def say(self, line: str) -> None:
         if self._live is not None and self._live.live.is_started:
