@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from longspan.cli import (
     attention,
     bench,
+    completion,
     cutoffs,
     data,
     eval,
@@ -66,6 +67,7 @@ COMMANDS = {
     "runs": runs,
     "import": import_,
     "bench": bench,
+    "completion": completion,
 }
 
 
@@ -120,14 +122,7 @@ def _run(argv: list[str]) -> None:
     if any("\0" in word for word in argv):
         _OneLineParser(prog="longspan").error("an argument contains a NUL character: no file has such a name")
     load_plugins(given_plugins(_OneLineParser(prog="longspan", add_help=False), argv))
-    parser = _OneLineParser(
-        prog="longspan", description="Language models with memory: train, evaluate, inspect, generate."
-    )
-    parser.add_argument("--version", "-V", action="version", version=f"longspan {VERSION}")
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for module in COMMANDS.values():
-        module.register(subparsers)
-
+    parser, subparsers = all_parsers()
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
         raise UsageError(f"unknown command '{argv[0]}'{nearest(argv[0], COMMANDS)} (see 'longspan --help')")
     plain, dotted = _set_dotted_apart(argv)
@@ -154,6 +149,18 @@ def _run(argv: list[str]) -> None:
             raise
         advice = getattr(args, "smaller", "use a machine with more memory, or less text")
         raise UserError(f"there is not enough memory: {advice}") from None
+
+
+def all_parsers() -> tuple[argparse.ArgumentParser, Any]:
+    """The parser of the command line, and that which holds the commands."""
+    parser = _OneLineParser(
+        prog="longspan", description="Language models with memory: train, evaluate, inspect, generate."
+    )
+    parser.add_argument("--version", "-V", action="version", version=f"longspan {VERSION}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    for module in COMMANDS.values():
+        module.register(subparsers)
+    return parser, subparsers
 
 
 def _set_dotted_apart(argv: list[str]) -> tuple[list[str], list[str]]:
