@@ -24,6 +24,7 @@ from longspan.errors import UserError, usage_errors
 from longspan.generation import check_sampling, sample_from
 from longspan.inspection.attention import LayerAttention, attention
 from longspan.inspection.attention_by_distance import MeanAttention, mean_attention
+from longspan.inspection.display import MOST_TOKENS, Spans, facts_html, text_html
 from longspan.inspection.token_spans import token_spans
 from longspan.models import LanguageModel, build_run
 from longspan.reading import Progress, TextState, begin, blocks, nats_of, read
@@ -68,6 +69,11 @@ class TextScore:
     def bits_per_byte(self) -> float:
         """Not a number (nan) for a text without bytes, or if only tokens are known."""
         return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
+
+    def _repr_html_(self) -> str:
+        size = "" if self.bytes is None else f", {self.bytes:,} bytes, {self.bits_per_byte:.4f} bits per byte"
+        bits = [nats / math.log(2) for nats in self.token_nats[:MOST_TOKENS]]
+        return text_html(self.pieces, bits, f"{len(self.ids):,} tokens{size}")
 
 
 @dataclass(frozen=True)
@@ -137,13 +143,14 @@ class LoadedModel:
         """
         return mean_attention(self.model, self._encode(text), self._check_state(state))
 
-    def spans(self) -> list[list[float]] | None:
+    def spans(self) -> Spans | None:
         """How many tokens each head of each layer looks back; None if the model has no learned spans.
 
-        For dynamic spans the mean over the last block in training; `token_spans` has those over a text.
+        A list of lists, which a notebook draws. For dynamic spans the mean over the last block in training;
+        `token_spans` has those over a text.
         """
-        spans: list[list[float]] | None = self.model.records().get("spans", {}).get("spans")
-        return spans
+        record = self.model.records().get("spans", {})
+        return Spans(record["spans"], record.get("limit", 0)) if "spans" in record else None
 
     def token_spans(self, text: str, state: TextState | None = None) -> Tensor:
         """How many tokens each head looks back at every token of a text, the ramp included, [L, H, T]."""
@@ -220,6 +227,19 @@ class LoadedModel:
                 f"{shown.strip()!r}",
                 stacklevel=4,
             )
+
+    def _repr_html_(self) -> str:
+        spans, vocabulary = self.spans(), self.tokenizer.vocabulary_size
+        size = sum(parameter.numel() for parameter in self.model.parameters())
+        facts = [
+            ("run", str(self.path)),
+            ("architecture", self.config.architecture),
+            ("parameters", f"{size:,}"),
+            ("tokenizer", f"{self.tokenizer.kind}, vocabulary {vocabulary:,}"),
+            ("corpus", self.config.data.corpus or "-"),
+            ("device", str(self.device)),
+        ]
+        return facts_html(self.config.name, facts) + ("" if spans is None else spans._repr_html_())
 
     def _continue(
         self,
