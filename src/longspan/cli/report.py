@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from longspan.cli.console import add_quiet_option, say
+from longspan.cli.console import add_quiet_option
 from longspan.cli.paths import as_path, check_writable
 from longspan.errors import UsageError, UserError
+from longspan.progress import tell
 
 FORMATS = ("html", "png", "svg", "gif")
 WATCH_SECONDS = 5.0
@@ -89,7 +90,7 @@ def _write_page(args: argparse.Namespace, out: Path) -> None:
     said = False
     while not all(one["finished"] for one in write_report(args.folders, out, reload_seconds=WATCH_SECONDS)):
         if not said:
-            say(f"{out} is refreshed until the training is finished; stop with Ctrl-C")
+            tell(f"{out} is refreshed until the training is finished; stop with Ctrl-C")
             said = True
         time.sleep(WATCH_SECONDS)
     write_report(args.folders, out)  # it does not reload itself any more
