@@ -57,13 +57,15 @@ def read(
     return before
 
 
-def nats_of(model: LanguageModel, ids: Ids, before: TextState) -> tuple[list[float], TextState]:
+def nats_of(
+    model: LanguageModel, ids: Ids, before: TextState, length: int | None = None
+) -> tuple[list[float], TextState]:
     """The nats of each token, given `before` and the tokens before it, and the state after them."""
     device = before.hidden_D.device
     ids_T = torch.as_tensor(ids, dtype=torch.long, device=device)
     nats: list[float] = []
     after = before
-    for hidden_TD, now in blocks(model, ids_T, before):
+    for hidden_TD, now in blocks(model, ids_T, before, length):
         asked_TD = torch.cat([after.hidden_D[None], hidden_TD[:-1]])
         targets_T = ids_T[len(nats) : len(nats) + len(hidden_TD)]
         with torch.no_grad():
