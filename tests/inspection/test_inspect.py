@@ -96,6 +96,22 @@ def test_distances_are_those_of_the_attention(run: RunFolder) -> None:
     torch.testing.assert_close(mean_attention.mean_distance_LH, other.mean_distance_LH)
 
 
+def test_longer_blocks_have_the_same_bits(run: RunFolder) -> None:
+    lm, text = load(run.path), TEXT * 7
+    ids = lm.tokenizer.encode(text)
+    totals = Totals()
+    blocks = list(
+        inspect_blocks(lm.model, [ids[:3000], ids[3000:]], lm.read(""), totals, attention_tokens=600)
+    )
+    assert [len(block.ids) for block in blocks] == [512, 512, 2048, 2048, len(text) - 5120]
+    assert [bool(block.layers) for block in blocks] == [True, True, False, False, False]
+    nats = [one * math.log(2) for block in blocks for one in block.bits]
+    assert nats == pytest.approx(lm.score(text).token_nats, rel=1e-5)
+    lm.model.vocabulary_size = 1 << 20  # its logits would take much memory
+    blocks = list(inspect_blocks(lm.model, [ids], lm.read(""), Totals(), attention_tokens=0))
+    assert {len(block.ids) for block in blocks[:-1]} == {512}
+
+
 def test_the_terminal_shows_text_totals_and_weights(
     run: RunFolder, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

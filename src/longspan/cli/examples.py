@@ -24,6 +24,6 @@ EXAMPLES = {
     "longspan recipes": "longspan recipes quickstart > mine.toml",
     "longspan runs": "longspan runs runs --json",
     "longspan import": "longspan import checkpoint.pt --kind adaptive-span --data enwik8 --out runs/theirs",
-    "longspan completion": "source <(longspan completion bash)",
+    "longspan completion": "longspan completion bash > longspan.bash",
     "longspan bench": "longspan bench quickstart --decode --json figures.json",
 }
