@@ -205,6 +205,20 @@ def test_bench(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     assert figures[0]["recipe"] == "adaptive-span-small"
 
 
+def test_json_is_printed_or_written(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["attention", "runs/run", "text.txt"]
+    assert main([*words, "--json"]) == 0
+    printed = json.loads(capfd.readouterr().out)
+    assert main([*words, "--json", str(tmp_path / "new.json")]) == 0
+    assert "mean distance" in capfd.readouterr().out
+    assert json.loads((tmp_path / "new.json").read_text()) == printed
+    assert main(["cutoffs", "--counts", "counts.txt", "--clusters", "2", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert sum(cluster["words"] for cluster in found["clusters"]) == 4
+    assert [cluster["start"] for cluster in found["clusters"]] == [0, *found["cutoffs"]]
+    assert found["cost"] < found["cost_of_plain_softmax"] == 4
+
+
 def test_lines_stay_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen(monkeypatch)
     with showing(), task("outer", "parts", 2) as telling:
