@@ -70,10 +70,16 @@ class TextScore:
         """Not a number (nan) for a text without bytes, or if only tokens are known."""
         return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
 
-    def _repr_html_(self) -> str:
+    def _about(self) -> str:
         size = "" if self.bytes is None else f", {self.bytes:,} bytes, {self.bits_per_byte:.4f} bits per byte"
+        return f"{len(self.ids):,} tokens{size}"
+
+    def __repr__(self) -> str:
+        return f"<TextScore: {self._about()}>"  # short, also for a long text
+
+    def _repr_html_(self) -> str:
         bits = [nats / math.log(2) for nats in self.token_nats[:MOST_TOKENS]]
-        return text_html(self.pieces, bits, f"{len(self.ids):,} tokens{size}")
+        return text_html(self.pieces, bits, self._about())
 
 
 @dataclass(frozen=True)
@@ -227,6 +233,9 @@ class LoadedModel:
                 f"{shown.strip()!r}",
                 stacklevel=4,
             )
+
+    def __repr__(self) -> str:
+        return f"LoadedModel('{self.path}')"
 
     def _repr_html_(self) -> str:
         spans, vocabulary = self.spans(), self.tokenizer.vocabulary_size

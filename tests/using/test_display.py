@@ -79,6 +79,13 @@ def test_a_long_text_is_cut_with_a_note(lm: LoadedModel) -> None:
     assert Page(source).text.count("x") == 1000
 
 
+def test_plain_text_is_short_too(lm: LoadedModel) -> None:
+    assert re.fullmatch(
+        r"<TextScore: 3,000 tokens, 3,000 bytes, \d\.\d{4} bits per byte>", repr(lm.score("x" * 3000))
+    )
+    assert repr(lm) == f"LoadedModel('{lm.path}')"
+
+
 def test_infinite_bits_and_broken_characters() -> None:
     page = Page(text_html([b"\xe2", b"\x82", b"<"], [1.0, math.inf, math.nan], "note"))
     assert page.text == "note\ufffd<"
