@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from longspan.kernels.span_attention import AttentionContext, soft_mask
-from longspan.kernels.span_attention.mask import EPSILON
+from longspan.kernels.span_attention.context import EPSILON
 
 
 def span_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, context: AttentionContext) -> Tensor:

@@ -1,10 +1,12 @@
 """Compares models by their test loss after the same training time on the same bytes.
 
-    python benchmarks/race.py flagship gpt x-transformers-4096 [--seconds 220] [--out FOLDER] [--OPTION=VALUE]
+    python benchmarks/race.py flagship gpt x-transformers-4096 [--seconds 220] [--seed 1,2,3] [--part valid]
+                              [--out FOLDER] [--OPTION=VALUE]
 
 Entrants are recipes (names or TOML files) and x-transformers with a context length. Dotted options, written
-with "=", apply to all recipes. Compilation and graph capture before the first step are not counted as
-training time. Prints one JSON line per entrant; docs/race.md describes its fields.
+with "=", apply to all recipes; an entrant with options of its own is a TOML file. Compilation and graph
+capture before the first step are not counted as training time. Prints one JSON line per training, and a
+summary after several seeds; docs/race.md describes their fields.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,10 @@ from torch import Tensor
 import longspan
 import race_corpus
 import race_protocol
+import race_summary
 import race_x_transformers
 from longspan import recipes
+from longspan.bench.machine import watch_memory
 from longspan.cli.overrides import apply, split_overrides
 from longspan.config import DataConfig, EvaluationConfig, GptConfig, ModelConfig, RunConfig, schema
 from longspan.data import TokenizedCorpus, prepare
@@ -67,25 +71,36 @@ def race(args: argparse.Namespace, overrides: list[tuple[str, str]]) -> None:
     device = pick_device(args.device)
     if args.bytes < 1:
         raise UserError(f"--bytes must be at least 1, not {args.bytes}")
+    seeds = race_summary.seeds_of(args.seed)
     _check_not_ours(overrides)
     entrants = [_entrant(name, overrides, args) for name in args.entrants]
     if args.out is not None:
-        _check_logs([_logs(config, args.out) for config in entrants if isinstance(config, RunConfig)])
+        configs = [config for config in entrants if isinstance(config, RunConfig)]
+        _check_logs([_logs(config, seed, args.out) for config in configs for seed in seeds])
         _make_folder(args.out)
-    folder = race_corpus.written(args.corpus, pattern=args.files, num_bytes=args.bytes)
+    folder = race_corpus.written(args.corpus, pattern=args.files, num_bytes=args.bytes, part=args.part)
     corpus = prepare(DataConfig(corpus=str(folder)))
     for entrant in entrants:
         readings, _ = _readings(entrant, len(corpus.splits["test"]))
         race_protocol.check_reach(readings, len(corpus.splits["valid"]))
-    for entrant in entrants:
-        if isinstance(entrant, int):
-            found = race_x_transformers.run(
-                entrant, corpus, seconds=args.seconds, seed=args.seed, device=device
-            )
-        else:
-            config = replace(entrant, data=DataConfig(corpus=str(folder)))
-            found = run_recipe(config, corpus, device, args.out) | {"changed": dict(overrides)}
-        _report({"seed": args.seed, **found}, corpus, device, args.out)
+    runs: list[list[dict[str, Any]]] = [[] for _ in entrants]
+    for seed in seeds:  # a machine that slows down meets all entrants alike
+        for entrant, lines in zip(entrants, runs, strict=True):
+            torch.compiler.reset()  # else earlier entrants count against the limit of recompilations
+            peak = watch_memory(device)
+            if isinstance(entrant, int):
+                found = race_x_transformers.run(
+                    entrant, corpus, seconds=args.seconds, seed=seed, device=device, peak=peak
+                )
+            else:
+                training = replace(entrant.training, seed=seed)
+                config = replace(entrant, data=DataConfig(corpus=str(folder)), training=training)
+                found = run_recipe(config, corpus, device, args.out, peak) | {"changed": dict(overrides)}
+            lines.append(_result({"seed": seed, "part": args.part, **found}, corpus, device))
+            print(race_summary.readable(lines[-1]), file=sys.stderr, flush=True)
+            _write(lines[-1], args.out, "race.jsonl")
+    if len(seeds) > 1:
+        _write(race_summary.summary(runs, args.part), args.out, "summary.jsonl")
 
 
 def _entrant(name: str, overrides: list[tuple[str, str]], args: argparse.Namespace) -> RunConfig | int:
@@ -135,7 +150,6 @@ def _config(recipe: str, overrides: list[tuple[str, str]], args: argparse.Namesp
         evaluation=EvaluationConfig(max_tokens=65_536, max_tokens_final=65_536),
         training=replace(
             config.training,
-            seed=args.seed,
             device=args.device,
             evaluate_every=0,
             checkpoint_every=0,
@@ -149,16 +163,21 @@ def _config(recipe: str, overrides: list[tuple[str, str]], args: argparse.Namesp
 
 
 def run_recipe(
-    config: RunConfig, corpus: TokenizedCorpus, device: torch.device, out: Path | None
+    config: RunConfig,
+    corpus: TokenizedCorpus,
+    device: torch.device,
+    out: Path | None,
+    peak: Callable[[], int | None],
 ) -> dict[str, Any]:
     """Train as `longspan train` does, score, and return the results."""
     with tempfile.TemporaryDirectory(prefix="longspan-race-") as place:
         run = train(config, Path(place) / "run", reporter=_Aside())
+        peak_memory_bytes = peak()
         lines = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
         *_, last = (line for line in lines if line["kind"] == "train")
         model = longspan.load(run.path, device=str(device)).model
         if out is not None:
-            _keep_logs(run.path, _logs(config, out))
+            _keep_logs(run.path, _logs(config, config.training.seed, out))
     test = corpus.splits["test"].tokens
     readings, block_length = _readings(config, len(test))
     nats = race_protocol.nats(
@@ -174,7 +193,9 @@ def run_recipe(
         "name": config.name,
         "parameters": sum(p.numel() for p in model.parameters()),
         "seconds": last["seconds"],
+        "steps": last["step"],
         "tokens": last["tokens"],
+        "peak_memory_bytes": peak_memory_bytes,
         "nats": nats,
         "look_back": look_back(config.model),
         "scored_in": "windows" if isinstance(config.model, GptConfig) else "streams",
@@ -234,27 +255,28 @@ def _digest(config: RunConfig) -> str:
     return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def _report(found: dict[str, Any], corpus: TokenizedCorpus, device: torch.device, out: Path | None) -> None:
+def _result(found: dict[str, Any], corpus: TokenizedCorpus, device: torch.device) -> dict[str, Any]:
     num_bytes = len(corpus.splits["test"])
-    line = json.dumps(
-        found
-        | {
-            "bytes": num_bytes,
-            "bits_per_byte": found["nats"] / math.log(2) / num_bytes,
-            "tokens_per_second": found["tokens"] / found["seconds"],
-            "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint}
-            | {f"{split}_bytes": len(tokens) for split, tokens in corpus.splits.items()},
-            "environment": environment(device),
-        }
-    )
+    return found | {
+        "bytes": num_bytes,
+        "bits_per_byte": found["nats"] / math.log(2) / num_bytes,
+        "tokens_per_second": found["tokens"] / found["seconds"],
+        "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint}
+        | {f"{split}_bytes": len(tokens) for split, tokens in corpus.splits.items()},
+        "environment": environment(device),
+    }
+
+
+def _write(found: dict[str, Any], out: Path | None, name: str) -> None:
+    line = json.dumps(found)
     print(line, flush=True)
     if out is not None:
-        with (out / "race.jsonl").open("a", encoding="utf-8") as file:
+        with (out / name).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
 
-def _logs(config: RunConfig, out: Path) -> Path:
-    return out / f"{config.name}-seed{config.training.seed}"
+def _logs(config: RunConfig, seed: int, out: Path) -> Path:
+    return out / f"{config.name}-seed{seed}"
 
 
 def _keep_logs(run: Path, place: Path) -> None:
@@ -290,10 +312,18 @@ def _parser() -> argparse.ArgumentParser:
         "--bytes", type=int, default=100_000_000, help="number of bytes to use, from the start"
     )
     parser.add_argument("--seconds", type=float, default=220.0, help="training time")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", default="1", metavar="N[,N...]", help="one or several, as in 1,2,3")
+    parser.add_argument(
+        "--part",
+        choices=race_corpus.PARTS,
+        default="test",
+        help="score the test, or the second half of the valid part: for screens, which never read the test",
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument(
-        "--out", type=Path, help="folder for race.jsonl (lines are appended) and the logs of runs"
+        "--out",
+        type=Path,
+        help="folder for race.jsonl, summary.jsonl (lines are appended) and logs",
     )
     return parser
 

@@ -3,6 +3,9 @@
 A folder with files for train, valid and test is used as it is. From anything else the first bytes are used,
 with the files of a folder joined in the order of their paths, and split 90 / 5 / 5. The test split is limited
 to its first mebibyte.
+
+For the part `valid` the second half of valid is written in place of the test, and its first half as valid:
+training is the same, and nothing can read the test.
 """
 
 from __future__ import annotations
@@ -19,24 +22,37 @@ from longspan.files import whole_folder
 from longspan.home import home
 
 SPLITS = ("train", "valid", "test")
+PARTS = ("test", "valid")
 TEST_BYTES = 1 << 20
 _CHUNK = 1 << 22
 
 
-def written(source: Path, *, pattern: str = "*.py", num_bytes: int = 100_000_000) -> Path:
+def written(source: Path, *, pattern: str = "*.py", num_bytes: int = 100_000_000, part: str = "test") -> Path:
     """A folder with train.txt, valid.txt and test.txt, made from `source` or reused from the cache."""
     own = _own_splits(source)
     files = list(own.values()) or _files(source, pattern)
     stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     digest = hashlib.blake2b(json.dumps([stamps, num_bytes]).encode(), digest_size=8).hexdigest()
-    folder = home() / "race" / f"{source.resolve().name}-{digest}"
+    name = f"{source.resolve().name}-{digest}" + ("-valid" if part == "valid" else "")
+    folder = home() / "race" / name
     if not folder.exists():
         with whole_folder(folder, first_wins=True) as partial:
             if own:
                 _write_own(own, partial)
             else:
                 _write_cut(files, num_bytes, partial)
+            if part == "valid":
+                _halve_valid(partial)
     return folder
+
+
+def _halve_valid(folder: Path) -> None:
+    valid = (folder / "valid.txt").read_bytes()
+    half = len(valid) // 2
+    if not half:
+        raise UserError(f"{len(valid)} bytes of valid are too few for --part valid: use more text")
+    (folder / "valid.txt").write_bytes(valid[:half])
+    (folder / "test.txt").write_bytes(valid[half:][:TEST_BYTES])
 
 
 def _own_splits(source: Path) -> dict[str, Path]:

@@ -52,7 +52,9 @@ def check_reach(readings: list[Reading], bytes_before: int) -> int:
     """The number of bytes read before the test; `UserError` if there are fewer."""
     reach = max(reading.warm for reading in readings) + 1
     if bytes_before < reach:
-        raise UserError(f"{reach:,} bytes must come before the test, not {bytes_before:,}: use more text")
+        raise UserError(
+            f"{reach:,} bytes must come before the scored part, not {bytes_before:,}: use more text"
+        )
     return reach
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,12 +51,20 @@ def build(context: int, **size: int) -> torch.nn.Module:
 
 
 def run(
-    context: int, corpus: TokenizedCorpus, *, seconds: float, seed: int, device: torch.device, **size: int
+    context: int,
+    corpus: TokenizedCorpus,
+    *,
+    seconds: float,
+    seed: int,
+    device: torch.device,
+    peak: Callable[[], int | None] = lambda: None,
+    **size: int,
 ) -> dict[str, Any]:
     """Train for this many seconds, score, and return the results."""
     torch.manual_seed(seed)
     model = build(context, **(SIZE | size)).to(device)
-    spent, tokens = _train(model, context, corpus.splits["train"].tokens, seconds, seed, device)
+    spent, steps, tokens = _train(model, context, corpus.splits["train"].tokens, seconds, seed, device)
+    peak_memory_bytes = peak()
     test = corpus.splits["test"].tokens
     nats = race_protocol.nats(
         _reader(model.eval()),
@@ -70,7 +79,9 @@ def run(
         "name": f"{PREFIX}{context}",
         "parameters": sum(p.numel() for p in model.parameters()),
         "seconds": spent,
+        "steps": steps,
         "tokens": tokens,
+        "peak_memory_bytes": peak_memory_bytes,
         "nats": nats,
         "look_back": context,
         "scored_in": "windows",
@@ -79,8 +90,8 @@ def run(
 
 def _train(
     model: torch.nn.Module, context: int, text: np.ndarray, seconds: float, seed: int, device: torch.device
-) -> tuple[float, int]:
-    """Seconds spent and tokens seen."""
+) -> tuple[float, int, int]:
+    """Seconds spent, steps, and tokens seen."""
     stage = StageConfig(steps=10**9, max_seconds=seconds, **RATE)
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
@@ -113,7 +124,7 @@ def _train(
             _wait(device)
         spent = time.perf_counter() - began
     _wait(device)
-    return time.perf_counter() - began, step * batch * context
+    return time.perf_counter() - began, step, step * batch * context
 
 
 def _windows(

@@ -111,6 +111,16 @@ class TestStage:
                 (f"optimizer {kind}", "adamw_learning_rate", "0", "none")
                 for kind in ("adam", "adamw", "adagrad", "sgd")
             ],
+            *[
+                ("optimizer adamw", option, value, default)
+                for option, value, default in (
+                    ("cautious_decay", "true", "false"),
+                    ("momentum_start", "0.5", "0.85"),
+                    ("momentum_warmup_steps", "3", "0"),
+                    ("momentum_cooldown", "0.5", "0.0"),
+                )
+            ],
+            *[(f"optimizer {kind}", "epsilon", "1e-9", "1e-08") for kind in ("adagrad", "lamb", "sgd")],
             ("optimizer adagrad", "weight_decay", "0.1", "0.0"),
             ("schedule constant", "final_fraction", "1", "0.0"),
             ("schedule inverse-sqrt", "final_fraction", "0.1", "0.0"),
@@ -129,6 +139,8 @@ class TestStage:
         ("choice", "options"),
         [
             ("optimizer muon", "momentum beta1 beta2 weight_decay adamw_learning_rate"),
+            ("optimizer normuon", "momentum momentum_start momentum_cooldown epsilon adamw_learning_rate"),
+            ("optimizer adagrad", "embedding_learning_rate head_learning_rate scalar_learning_rate"),
             ("optimizer sgd", "momentum weight_decay"),
             ("optimizer adam", "beta1 beta2 weight_decay"),
             ("optimizer adamw", "beta1 beta2 weight_decay"),

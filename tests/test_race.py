@@ -80,7 +80,7 @@ def test_every_byte_is_scored_once_with_half_a_context_before_it(
 def test_too_little_text_before_the_test_is_said() -> None:
     readings, _ = race._readings(9000, 100)  # of x-transformers
     assert race_protocol.check_reach(readings, 4501) == 4501
-    with pytest.raises(UserError, match="2,002 bytes must come before the test, not 2,000"):
+    with pytest.raises(UserError, match="2,002 bytes must come before the scored part, not 2,000"):
         nats_of(lambda target, _: target, race_protocol.streams(4, 1, 2001), np.arange(4), 8)
 
 
@@ -179,15 +179,68 @@ def test_a_race(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) 
     assert "quickstart-seed1 exists already" in capsys.readouterr().err
 
 
+def test_several_seeds_and_their_summary(
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nats = iter([1.0, 2.0, 3.0, 6.0])
+    trained = []
+
+    def run_recipe(config: RunConfig, *_: Any) -> dict[str, Any]:
+        trained.append((config.name, config.training.seed))
+        facts = {"steps": 10, "tokens": 100, "seconds": 2.0, "peak_memory_bytes": 3 << 29, "parameters": 7}
+        return {"name": config.name, "nats": next(nats), **facts}
+
+    monkeypatch.setattr(race, "run_recipe", run_recipe)
+    own = tmp_path / "own.toml"
+    own.write_text(
+        'name = "own"\n[model]\narchitecture = "gpt"\ncontext = 16\n[[stage]]\nsteps=5\nlearning_rate=0.1\n'
+    )
+    assert run(tmp_path, "quickstart", str(own), *TINY, "--seed", "3,1") == 0
+    assert trained == [("quickstart", 3), ("own", 3), ("quickstart", 1), ("own", 1)]
+    out, err = capsys.readouterr()
+    *lines, last = out.splitlines()
+    assert [(json.loads(line)["name"], json.loads(line)["seed"]) for line in lines] == trained
+    assert (tmp_path / "out" / "summary.jsonl").read_text() == last + "\n"
+    ours, other = json.loads(last)["summary"]
+    bits = 1 / math.log(2) / (len(TEXT) - len(TEXT) * 95 // 100)
+    assert [ours["name"], ours["seeds"], other["name"]] == ["quickstart", [3, 1], "own"]
+    assert ours["mean"] == pytest.approx(2 * bits)
+    assert ours["spread"] == pytest.approx(math.sqrt(2) * bits)  # of 1 and 3, divided by n - 1
+    assert (other["best"], other["worst"]) == pytest.approx((2 * bits, 6 * bits))
+    assert (ours["steps"], ours["tokens_per_second"], ours["peak_memory_bytes"]) == (10, 50, 3 << 29)
+    assert err.count("after 10 steps, 50 tokens/s, 1.50 GiB") == 4
+
+
+def test_part_valid_trains_on_the_same_bytes_and_has_no_test(tmp_path: Path, home: Path) -> None:
+    (tmp_path / "text.py").write_bytes(TEXT)
+    usual, screen = (race_corpus.written(tmp_path / "text.py", part=part) for part in ("test", "valid"))
+    parts = [[(folder / f"{s}.txt").read_bytes() for s in race_corpus.SPLITS] for folder in (usual, screen)]
+    train, valid, test = parts[0]
+    half = len(valid) // 2
+    assert parts[1] == [train, valid[:half], valid[half:]]
+    assert test not in b"".join(parts[1])
+
+
+def test_a_race_on_the_valid_part(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, "gpt", *TINY, "--model.context=16", "--part", "valid") == 0
+    line = json.loads(capsys.readouterr().out)
+    assert line["part"] == "valid"
+    assert line["bytes"] == -(-(len(TEXT) * 95 // 100 - len(TEXT) * 90 // 100) // 2)
+    assert line["steps"] * 8 * 16 == line["tokens"]
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
+        (["gpt", "--seed", "1,two"], "--seed is a number or several with commas"),
+        (["gpt", "--seed", "1,1"], "the seeds must be different"),
+        (["gpt", "--seed", "-1"], "the seeds must be different and not negative"),
         (["gpt", "quickstart", "--name=same"], "two entrants would write"),
         (["gpt", "--stage.0.steps=many"], "stage.0.steps"),
         (["gpt", "--training.seed=7"], "--training.seed is set by the race"),
         (["gpt", "--data.tokenizr=word"], "--data.tokenizr is set by the race"),
         (["gpt", "--stage.0.max-seconds=9"], "is set by the race"),
-        (["gpt", "--model.context=9000"], "4,501 bytes must come before the test"),
+        (["gpt", "--model.context=9000"], "4,501 bytes must come before the scored part"),
         (["gpt", "--bytes", "-1"], "--bytes must be at least 1"),
     ],
 )

@@ -73,6 +73,13 @@ def whole_folder(path: Path, *, first_wins: bool = False) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def process_folder(path: Path) -> Path:
+    """A new folder next to `path` for this process alone. Those of dead processes are removed."""
+    folder = _beside(path)
+    folder.mkdir(mode=0o700)
+    return folder
+
+
 def left_over(path: Path) -> list[Path]:
     """Partial files and folders of `path`, of any process: for a writer that knows to be the only one."""
     return [entry for entry in path.parent.iterdir() if _writer(entry, path) is not None]

@@ -123,10 +123,13 @@ class Decoder:
         self._without_gradients = torch.inference_mode if device == "cpu" else torch.no_grad
         if not model.training and not torch.is_autocast_enabled(device):
             with self._without_gradients():
-                self._step = model.step_from(state)
+                self._step = self._first_step(state)
         if self._step is None:
             self._without_gradients = torch.no_grad
             self._state = model.decoding_state(state)
+
+    def _first_step(self, state: State) -> Step | None:
+        return self._model.step_from(state)
 
     def read(self, tokens_B1: Tensor) -> Tensor:
         """Log-probabilities of the next token; the next call overwrites them."""

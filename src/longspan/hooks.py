@@ -20,7 +20,8 @@ Any `nn.Module` inside a `LanguageModel` may have any of these methods; no base 
         modules use the same name, the fields of each are under the module's path.
     optimizer_groups() -> dict[str, list[nn.Parameter]]
         Which parameters belong to which of `GROUPS`. Of undeclared parameters, weights of `nn.Linear` and of
-        recurrent layers outside the output head are "matrix", all others are "no_decay".
+        recurrent layers outside the output head are "matrix", tables of `nn.Embedding` are "embedding", those
+        of the output head "head", single numbers "scalar", and all others are "no_decay".
     flops(shape: Shape) -> float
         FLOPs of the forward pass per token, of this module and everything inside it; see `longspan.flops`.
 
@@ -49,6 +50,9 @@ GROUPS = {
     "matrix": "weight decay, trained by Muon: [rows, columns], or N matrices [N, rows, columns]",
     "decay": "weight decay, trained by AdamW in a stage with Muon",
     "no_decay": "no weight decay, trained by AdamW in a stage with Muon",
+    "embedding": 'tables of tokens: like "no_decay", with embedding_learning_rate if a stage has one',
+    "head": 'the output layer: like "no_decay", with head_learning_rate if a stage has one',
+    "scalar": 'gates and learned scalars: like "no_decay", with scalar_learning_rate if a stage has one',
     "span": 'like "no_decay", with the learning rate span_learning_rate if a stage has one',
 }
 """The optimizer groups of parameters."""

@@ -186,7 +186,7 @@ class LoadedModel:
         check_sampling(tokens, temperature, top_k, top_p, repetition_penalty)
         start, drawn, end = self._start(prompt, state), list[tuple[int, float]](), StopStrings(stop)
         pieces = self._continue(
-            start, drawn, end, tokens, temperature, top_k, top_p, repetition_penalty, _generator(seed)
+            start, drawn, end, tokens, temperature, top_k, top_p, repetition_penalty, seeded_generator(seed)
         )
         parts = []
         for piece in pieces:
@@ -216,7 +216,7 @@ class LoadedModel:
     ) -> Iterator[str]:
         """The same text piece by piece, each as soon as its characters are complete."""
         check_sampling(tokens, temperature, top_k, top_p, repetition_penalty)
-        end, generator = StopStrings(stop), _generator(seed)
+        end, generator = StopStrings(stop), seeded_generator(seed)
         start = self._start(prompt, state)
         yield from self._continue(
             start, [], end, tokens, temperature, top_k, top_p, repetition_penalty, generator
@@ -309,7 +309,8 @@ class LoadedModel:
         return begin(self.model, ids if len(ids) else [0])
 
 
-def _generator(seed: int | None) -> torch.Generator:
+def seeded_generator(seed: int | None) -> torch.Generator:
+    """The random numbers of one text; without a seed others every time."""
     generator = torch.Generator()
     if seed is None:
         generator.seed()

@@ -18,7 +18,7 @@ Ids: TypeAlias = "Sequence[int] | npt.NDArray[Any] | Tensor"
 Progress: TypeAlias = "Callable[[int, int], None]"  # tokens read so far, and all of them
 
 READ_BLOCK = 512  # tokens per block: it bounds the memory needed for a long text
-_TAIL = 16  # last tokens to keep: the text after them may depend on them (blanks, incomplete characters)
+TAIL = 16  # last tokens to keep: the text after them may depend on them (blanks, incomplete characters)
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,25 @@ def nats_of(
     model: LanguageModel, ids: Ids, before: TextState, length: int | None = None
 ) -> tuple[list[float], TextState]:
     """The nats of each token, given `before` and the tokens before it, and the state after them."""
-    device = before.hidden_D.device
-    ids_T = torch.as_tensor(ids, dtype=torch.long, device=device)
-    nats: list[float] = []
-    after = before
-    for hidden_TD, now in blocks(model, ids_T, before, length):
-        asked_TD = torch.cat([after.hidden_D[None], hidden_TD[:-1]])
-        targets_T = ids_T[len(nats) : len(nats) + len(hidden_TD)]
-        with torch.no_grad():
-            nats += model.head.nll(asked_TD[None], targets_T[None])[0].tolist()
-        after = now
+    nats, after = list[float](), before
+    for of_block, after in nats_in_blocks(model, ids, before, length):  # noqa: B007 (the last one is returned)
+        nats += of_block
     return nats, after
+
+
+def nats_in_blocks(
+    model: LanguageModel, ids: Ids, before: TextState, length: int | None = None
+) -> Iterator[tuple[list[float], TextState]]:
+    """The nats of the tokens of every block, and the state after it."""
+    ids_T = torch.as_tensor(ids, dtype=torch.long, device=before.hidden_D.device)
+    done = 0
+    for hidden_TD, after in blocks(model, ids_T, before, length):
+        asked_TD = torch.cat([before.hidden_D[None], hidden_TD[:-1]])
+        targets_T = ids_T[done : done + len(hidden_TD)]
+        with torch.no_grad():
+            nats: list[float] = model.head.nll(asked_TD[None], targets_T[None])[0].tolist()
+        before, done = after, done + len(hidden_TD)
+        yield nats, after
 
 
 def blocks(
@@ -87,6 +95,6 @@ def blocks(
     for block_BT in torch.split(ids_BT, length or READ_BLOCK, dim=1) if ids_BT.shape[1] else ():
         with torch.no_grad():
             hidden_BTD, state = model(block_BT, state)
-        tail = (*tail, *block_BT[0, -_TAIL:].tolist())[-_TAIL:]
+        tail = (*tail, *block_BT[0, -TAIL:].tolist())[-TAIL:]
         count += block_BT.shape[1]
         yield hidden_BTD[0], TextState(state, hidden_BTD[0, -1].clone(), tail, count)

@@ -25,14 +25,15 @@ COMMANDS = {
     "score": ["score", "run", "text.txt"],
     "report": ["report", "run"],
     "completion": ["completion", "bash"],
+    "serve": ["serve", "run", "--port", "0"],
 }
 # Commands that take any number of positionals, or none more, say so in their own words.
 WITH_PLUGINS = [
     name for name in COMMANDS if name not in ("import", "data add", "runs", "report", "completion")
 ]
-WITH_RUN = ("eval", "generate", "spans", "attention", "report")
-WITH_DEVICE = ("eval", "generate", "attention", "bench", "inspect", "score")
-WITH_QUIET = [name for name in COMMANDS if name not in ("data list", "completion")]
+WITH_RUN = ("eval", "generate", "spans", "attention", "report", "serve")
+WITH_DEVICE = ("eval", "generate", "attention", "bench", "inspect", "score", "serve")
+WITH_QUIET = [name for name in COMMANDS if name not in ("data list", "completion", "serve")]
 WHOLE_NUMBERS = {
     "search": ["--top"],
     "generate": ["--tokens", "--top-k", "--seed"],
@@ -41,8 +42,9 @@ WHOLE_NUMBERS = {
     "cutoffs": ["--clusters", "--tokens", "--width", "--vocabulary-size"],
     "bench": ["--steps"],
     "inspect": ["--tokens", "--attention-tokens", "--token"],
+    "serve": ["--port", "--slots", "--max-tokens", "--max-prompt-tokens", "--max-sessions", "--queue"],
 }
-NUMBERS = {"generate": ["--temperature", "--top-p"]}
+NUMBERS = {"generate": ["--temperature", "--top-p"], "serve": ["--grace"]}
 CHOICES = {
     "eval": ["--checkpoint"],
     "generate": ["--checkpoint"],
@@ -54,6 +56,7 @@ CHOICES = {
     "inspect": ["--checkpoint"],
     "score": ["--checkpoint"],
     "report": ["--format"],
+    "serve": ["--checkpoint"],
 }
 VALUED = {
     "train": ["--data", "--name", "--out", "--resume", "--init", "--plugin", "--model.width"],
@@ -68,6 +71,7 @@ VALUED = {
     "bench": ["--batch-size", "--block-length", "--device"],
     "inspect": ["--html", "--device"],
     "report": ["--out"],
+    "serve": ["--host", "--sessions", "--watch", "--api-key-file", "--allow-origin", "--session-memory"],
 }
 
 
@@ -114,11 +118,21 @@ MISTAKES = [
     *(
         usage([*words, "surplus"], "unexpected argument 'surplus'")
         for name, words in COMMANDS.items()
-        if name not in ("bench", "score", "report")
+        if name not in ("bench", "score", "report", "serve")
     ),
     *(
         usage([*COMMANDS[name], "--model.width", "8"], r"unknown option '--model\.width'")
-        for name in ("generate", "spans", "attention", "import", "data list", "recipes", "cutoffs", "runs")
+        for name in (
+            "generate",
+            "spans",
+            "attention",
+            "import",
+            "data list",
+            "recipes",
+            "cutoffs",
+            "runs",
+            "serve",
+        )
     ),
     # values
     *_each(
@@ -129,7 +143,7 @@ MISTAKES = [
     *_each(WHOLE_NUMBERS, "1.5", line="{}: invalid int value: '1.5'"),
     *_each(WHOLE_NUMBERS, "", line="{}: invalid int value: ''"),
     *_each(NUMBERS, "warm", line="{}: invalid float value: 'warm'"),
-    *_each(NUMBERS, "nan", line="(temperature|top-p) must be"),
+    *_each(NUMBERS, "nan", line="(temperature|top-p|--grace) must be"),
     *_each(CHOICES, "neither", line="{}: invalid choice: 'neither'"),
     *_each(CHOICES, "", line="{}: invalid choice: ''"),
     usage("search tiny.toml --top 0", "--top must be at least 1, not 0"),

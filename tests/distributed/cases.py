@@ -24,6 +24,14 @@ ADAGRAD = {"optimizer": "adagrad", "learning_rate": 0.05, "clip_norm": 0.03, "wa
 ADAMW = {"optimizer": "adamw", "learning_rate": 0.01, "clip_norm": 0.5, "weight_decay": 0.1}
 LAMB = {"optimizer": "lamb", "learning_rate": 0.01, "clip_norm": 0.5}
 MUON = {"optimizer": "muon", "learning_rate": 0.01, "clip_norm": 0.5, "weight_decay": 0.1}
+NORMUON = {
+    "optimizer": "normuon",
+    "learning_rate": 0.01,
+    "weight_decay": 0.1,
+    "cautious_decay": True,
+    "embedding_learning_rate": 0.02,
+    "momentum_warmup_steps": 3,
+}
 
 CASES: dict[str, dict[str, Any]] = {
     "adaptive-span": {
@@ -65,7 +73,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "flagship": {
         "model": {"architecture": "modern", **SIZES, "span": SPAN, "tied": True},
-        "stage": [MUON | {"steps": 8}],
+        "stage": [MUON | {"steps": 2}, NORMUON | {"steps": 6}],
         "training": {"micro_batches": 2},
     },
     "search": {

@@ -97,7 +97,7 @@ def resumed(name: str, folder: Path, text: Path, *ranks: int) -> Path:
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [
-        ("flagship", (2, 1)),
+        ("flagship", (4, 2)),
         ("adaptive-span", (2, 4, 1)),
         ("transformer-xl", (1, 2, 4)),
         ("sha-rnn", (4, 2, 1)),

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from longspan.kernels import qk_norm_rope
-from longspan.kernels.qk_norm_rope import QKV, eager, reference
+from longspan.kernels.qk_norm_rope import QKV, Rope, eager, reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-BASE = 50.0
+ROPES = [Rope(50.0), Rope(50.0, 0.5)]
 # (B, T, H, K): positions beyond a tile, heads whose halves are no power of two, one pair, one position.
 SHAPES = [(2, 40, 2, 8), (1, 33, 3, 6), (3, 5, 1, 2), (2, 1, 2, 4)]
 OPTIONS = list(itertools.product([True, False], repeat=3))
@@ -28,19 +28,24 @@ def transform(request):
 
 
 def inputs(
-    shape: tuple[int, ...], *, queries: bool = True, normed: bool = True, rotated: bool = True
-) -> tuple[Tensor, int, Tensor | None, Tensor | None, float]:
+    shape: tuple[int, ...],
+    *,
+    queries: bool = True,
+    normed: bool = True,
+    rotated: bool = True,
+    rope: Rope = ROPES[0],
+) -> tuple[Tensor, int, Tensor | None, Tensor | None, Rope]:
     batch, block, heads, width = shape
     rows = torch.randn(batch, block, (2 + queries) * heads, width, device=DEVICE)
     gain = 1 + 0.3 * torch.randn(heads, device=DEVICE) if normed else None
     first = torch.tensor([0, 7, 10**9][:batch], device=DEVICE) if rotated else None
-    return rows, heads, gain, first, BASE
+    return rows, heads, gain, first, rope
 
 
-def exact(rows: Tensor, heads: int, gain: Tensor | None, first: Tensor | None, base: float):
+def exact(rows: Tensor, heads: int, gain: Tensor | None, first: Tensor | None, rope: Rope):
     gain = None if gain is None else gain.detach().double().cpu().requires_grad_(gain.requires_grad)
     rows = rows.detach().double().cpu().requires_grad_(rows.requires_grad)
-    return rows, heads, gain, None if first is None else first.cpu(), base
+    return rows, heads, gain, None if first is None else first.cpu(), rope
 
 
 def close(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
@@ -49,10 +54,11 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("queries", "normed", "rotated"), OPTIONS)
+@pytest.mark.parametrize("rope", ROPES, ids=str)
 def test_it_is_the_loops(
-    transform, shape: tuple[int, ...], queries: bool, normed: bool, rotated: bool
+    transform, shape: tuple[int, ...], queries: bool, normed: bool, rotated: bool, rope: Rope
 ) -> None:
-    given = inputs(shape, queries=queries, normed=normed, rotated=rotated)
+    given = inputs(shape, queries=queries, normed=normed, rotated=rotated, rope=rope)
     for found, expected in zip(transform(*given), reference.qk_norm_rope(*exact(*given)), strict=True):
         close(found, expected)
 
@@ -148,8 +154,8 @@ def test_what_is_remembered_lies_position_by_position() -> None:
 
 
 def through_the_entry_point(given) -> QKV:
-    rows, heads, gain, first, base = given
-    return qk_norm_rope.qk_norm_rope(rows, heads, gain_H=gain, first_B=first, base=base)
+    rows, heads, gain, first, rope = given
+    return qk_norm_rope.qk_norm_rope(rows, heads, gain_H=gain, first_B=first, rope=rope)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longspan.kernels import span_attention as entry
 from longspan.kernels.span_attention import eager, head_groups, reference, soft_mask
-from longspan.kernels.span_attention.mask import EPSILON
+from longspan.kernels.span_attention.context import EPSILON
 
 from .grouped import with_keys
 

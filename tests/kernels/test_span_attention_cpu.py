@@ -19,7 +19,7 @@ from longspan.kernels import compiler
 from longspan.kernels import span_attention as entry
 from longspan.kernels.dispatch import forced
 from longspan.kernels.span_attention import AttentionContext, cpu, reference, soft_mask
-from longspan.kernels.span_attention.mask import EPSILON
+from longspan.kernels.span_attention.context import EPSILON
 
 from .grouped import (
     Case,

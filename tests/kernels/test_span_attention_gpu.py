@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from longspan.kernels.contiguous_split import contiguous_split
+from longspan.kernels.layout import contiguous_split
 from longspan.kernels.span_attention import eager, soft_mask
-from longspan.kernels.span_attention.mask import EPSILON
+from longspan.kernels.span_attention.context import EPSILON
 
 from .grouped import (
     Case,

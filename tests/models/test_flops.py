@@ -13,6 +13,7 @@ from longspan.config import (
     AllAttentionConfig,
     GptConfig,
     ModelConfig,
+    ModernConfig,
     RunConfig,
     SearchConfig,
     ShaRnnConfig,
@@ -130,3 +131,10 @@ def test_a_supernet_costs_all_its_candidates_and_charges_for_each() -> None:
     attention, feed_forward = (flops(block, SHAPE) for block in both.blocks)
     assert model.flops(SHAPE) - both.flops(SHAPE) == pytest.approx(attention + feed_forward)
     assert model.costs_K.tolist() == pytest.approx([feed_forward, attention])
+
+
+def test_gates_count_and_value_embeddings_do_not() -> None:
+    plain = ModernConfig(num_layers=1, width=D, num_heads=H, inner_width=20, memory="keys-values", span=FIXED)
+    gated = dataclasses.replace(plain, value_embeddings=True, attention_gates=True)
+    more = 2 * 2 * 12 * H  # two gates per head, each from twelve channels
+    assert flops(build(gated, V), SHAPE) == pytest.approx(flops(build(plain, V), SHAPE) + more)

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from longspan.config import ModernConfig, SpanConfig
 from longspan.flops import Shape, flops
 from longspan.kernels import span_attention as entry
-from longspan.kernels.qk_norm_rope import qk_norm_rope
+from longspan.kernels.qk_norm_rope import Rope, qk_norm_rope
 from longspan.layers.feed_forward import squared_relu
+from longspan.layers.head_mixing import HeadGates
 from longspan.layers.short_convolution import ShortConvolution
 from longspan.models import LanguageModel, Stack, build
 from longspan.output import SoftmaxHead
@@ -25,6 +26,20 @@ V, D, H, K, LIMIT = 13, 16, 2, 8, 6
 CONFIG = ModernConfig(
     num_layers=2, width=D, num_heads=H, inner_width=24, span=SpanConfig(kind="fixed", limit=LIMIT)
 )
+
+EVERY_PART = {
+    "num_layers": 6,
+    "memory": "keys-values",
+    "rope_fraction": 0.5,
+    "qk_gain": 1.4,
+    "key_offset": True,
+    "value_embeddings": True,
+    "attention_gates": True,
+    "smear": True,
+    "residual_scalars": True,
+    "skip": True,
+    "backout": True,
+}
 
 
 def lively(config: ModernConfig) -> Stack:
@@ -35,8 +50,10 @@ def lively(config: ModernConfig) -> Stack:
         for name, parameter in model.named_parameters():
             if name.endswith(("out.weight", "contract.weight")):
                 parameter.normal_(std=0.3)
-            elif name.endswith(("norm.weight", "gain_H")):
+            elif name.endswith(("norm.weight", "gain_H")) or name.startswith("residual."):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+            elif name.startswith("values.") or name.endswith(("weight_HC", "weight_C", "scale")):
+                parameter.normal_()
     assert isinstance(model, Stack)
     return model
 
@@ -48,7 +65,7 @@ def text(length: int, batch: int = 2) -> Tensor:
 def rotated(x: Tensor, first: Tensor, base: float = 10000.0) -> Tensor:
     """Keys at their positions."""
     rows = torch.cat([x, torch.zeros_like(x)], dim=2)
-    return qk_norm_rope(rows, x.shape[2], first_B=first, base=base).k_BTHK
+    return qk_norm_rope(rows, x.shape[2], first_B=first, rope=Rope(base)).k_BTHK
 
 
 class TestRotary:
@@ -89,30 +106,66 @@ def by_hand(model: Stack, config: ModernConfig, tokens: Tensor) -> Tensor:
     t = tokens.shape[1]
     distance = torch.arange(t)[:, None] - torch.arange(t)
     seen = (distance >= 0) & (distance < LIMIT)
-    for attention, feed in zip(model.blocks[::2], model.blocks[1::2], strict=True):
+    blocks, stream = list(model.blocks), model.residual
+    if config.smear:
+        smear = blocks.pop(0)
+        h = h + smear.scale * (h[..., :12] @ smear.weight_C).sigmoid()[..., None] * one_later(h)
+    if stream is not None:
+        first = h = rms(h)
+    after = []
+    for layer, (attention, feed) in enumerate(zip(blocks[::2], blocks[1::2], strict=True)):
+        if stream is not None:
+            h = stream.scale_L[layer] * h + stream.embedding_L[layer] * first
+        if config.skip and layer == config.num_layers // 2:
+            gate = 2 * (first[..., :12] @ stream.skip_gate_C).sigmoid()[..., None]
+            h = h + stream.skip.sigmoid() * gate * after[config.num_layers // 4]
         x = rms(h) * attention.norm.weight
         q, k, v = (
             layer(x).unflatten(-1, (H, K)).transpose(1, 2)
             for layer in (attention.query, attention.key, attention.value)
         )
+        rotated = round(config.rope_fraction * (K // 2))
+        if config.key_offset:
+            still = [i for i in range(K) if i % (K // 2) >= rotated]
+            k[..., still] = one_later(k, dim=2)[..., still]
+        if attention.value_gates is not None:
+            number = len(model.blocks) - len(blocks) + 2 * layer
+            table = model.values[str(number)](tokens).unflatten(-1, (H, K)).transpose(1, 2)
+            v = v + 2 * gates(attention.value_gates, x) * table
         if config.qk_norm:
             q, k = rms(q) * attention.qk_norm.gain_H[:, None, None], rms(k)
-        pair = torch.arange(K // 2, dtype=torch.float64)
-        angle = torch.arange(t)[:, None] * config.rope_base ** (-pair / (K // 2))
-        turn = torch.exp(1j * angle)
+        pair = torch.arange(rotated, dtype=torch.float64)
+        angle = torch.arange(t)[:, None] * config.rope_base ** (-pair / rotated)
+        turn = torch.exp(1j * torch.nn.functional.pad(angle, (0, K // 2 - rotated)))
         if config.positions == "none":
             turn = torch.ones_like(turn)
         q, k = (torch.complex(x[..., : K // 2], x[..., K // 2 :]) * turn for x in (q, k))
         scores = (q @ k.mH).real / math.sqrt(K)
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-        h = h + attention.out((weights @ v).transpose(1, 2).flatten(2))
+        found = weights @ v
+        if attention.output_gates is not None:
+            found = found * gates(attention.output_gates, x)
+        h = h + attention.out(found.transpose(1, 2).flatten(2))
         x = rms(h) * feed.norm.weight
         inner = feed.expand(x)
         inner = ACTIVATIONS[config.feed_forward](inner)
         if feed.gate is not None:
             inner = inner * feed.gate(x)
         h = h + feed.contract(inner)
+        after.append(h)
+    if config.backout:
+        h = h - stream.backout * after[2 * config.num_layers // 3]
     return rms(h) * model.final_norm.weight
+
+
+def one_later(x: Tensor, dim: int = 1) -> Tensor:
+    """Every token has what the token before had, the first one zeros."""
+    first, rest = x.narrow(dim, 0, 1), x.narrow(dim, 0, x.shape[dim] - 1)
+    return torch.cat([torch.zeros_like(first), rest], dim=dim)
+
+
+def gates(module: HeadGates, x: Tensor) -> Tensor:
+    return (x[..., :12] @ module.weight_HC.T).sigmoid().transpose(1, 2)[..., None]
 
 
 def rms(x: Tensor) -> Tensor:
@@ -127,6 +180,14 @@ def rms(x: Tensor) -> Tensor:
         {"feed_forward": "swiglu", "qk_norm": False},
         {"feed_forward": "gelu", "positions": "none"},
         {"feed_forward": "relu"},
+        {"rope_fraction": 0.5, "qk_gain": 1.5},
+        {"rope_fraction": 0.5, "key_offset": True, "memory": "keys-values"},
+        {"value_embeddings": True, "memory": "keys-values"},
+        {"attention_gates": True},
+        {"smear": True},
+        {"residual_scalars": True},
+        {"residual_scalars": True, "skip": True, "backout": True, "num_layers": 7},
+        EVERY_PART,
     ],
 )
 def test_it_is_its_equations(changes: dict) -> None:
@@ -143,6 +204,16 @@ def test_it_is_its_equations(changes: dict) -> None:
 
 def test_squared_relu() -> None:
     assert squared_relu(torch.tensor([-2.0, 0.0, 3.0])).tolist() == [0.0, 0.0, 9.0]
+
+
+def test_every_part_has_a_gradient() -> None:
+    model = lively(dataclasses.replace(CONFIG, **EVERY_PART))
+    state = model.initial_state(2)
+    for piece in text(12).split(6, dim=1):
+        hidden, state = model(piece, state.detach())
+    hidden.square().sum().backward()
+    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert without == ["head.scores.weight"]
 
 
 def test_a_fresh_model_adds_nothing_to_its_embeddings() -> None:
@@ -337,6 +408,13 @@ def test_parameters_and_costs_by_hand() -> None:
         ({"softcap": 0.0}, "softcap must be above 0"),
         ({"dropout": 0.2, "repeat_dropout": 0.1}, "repeat_dropout must be above dropout"),
         ({"repeat_dropout": 1.0}, "repeat_dropout must be at least 0 and below 1"),
+        ({"rope_fraction": 0.0}, "rope_fraction must be above 0"),
+        ({"qk_gain": 0.0}, "qk_gain must be above 0"),
+        ({"key_offset": True, "memory": "keys-values"}, "a rope_fraction below 1"),
+        ({"key_offset": True, "rope_fraction": 0.5}, "key_offset needs memory"),
+        ({"value_embeddings": True}, "value_embeddings needs memory"),
+        ({"skip": True}, "skip needs residual_scalars"),
+        ({"backout": True}, "backout needs residual_scalars"),
         ({"rope_base": 1.0}, "rope_base must be above 1"),
         ({"dropout": 1.0}, "dropout must be"),
         ({"convolution": 1}, "convolution must be"),

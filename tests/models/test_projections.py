@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from longspan.kernels import span_attention as entry
-from longspan.kernels.contiguous_split import contiguous_split
+from longspan.kernels.layout import contiguous_split
 from longspan.layers.attention import Attention
 from longspan.layers.positions import LearnedDistanceKeys
 from longspan.layers.projections import end_to_end, rows_of_heads

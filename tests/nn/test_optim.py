@@ -16,13 +16,14 @@ from torch.optim import Optimizer, lr_scheduler
 
 import longspan
 from longspan.errors import UserError
-from longspan.optim import Adagrad, Lamb, Muon
+from longspan.optim import Adagrad, Lamb, Muon, NorMuon
 
 Make = Callable[[Any], Optimizer]
 MAKERS: dict[str, Make] = {
     "adagrad": partial(Adagrad, lr=0.1, clip=0.5),
     "lamb": partial(Lamb, lr=0.1, weight_decay=0.01),
     "muon": partial(Muon, lr=0.1, weight_decay=0.01),
+    "normuon": partial(NorMuon, lr=0.1, weight_decay=0.01, cautious=True),
 }
 X = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
 Y = X @ torch.randn(4, 3, generator=torch.Generator().manual_seed(2))
@@ -35,7 +36,7 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 def linear(make: Make) -> nn.Linear:
     torch.manual_seed(4)
-    return nn.Linear(4, 3, bias=make is not MAKERS["muon"])
+    return nn.Linear(4, 3, bias=make not in (MAKERS["muon"], MAKERS["normuon"]))
 
 
 def step(model: nn.Module, optimizer: Optimizer) -> float:
@@ -125,10 +126,23 @@ def test_groups_with_rates_of_their_own(make: Make) -> None:
 
 
 def test_muon_names_what_is_no_matrix() -> None:
-    with pytest.raises(UserError, match=r"Muon updates matrices, .* shape \[3\]: give vectors"):
+    with pytest.raises(UserError, match=r"^Muon updates matrices, .* shape \[3\]: give vectors"):
         Muon(nn.Linear(4, 3).parameters(), lr=0.1)
+    with pytest.raises(UserError, match=r"^NorMuon updates matrices, .* shape \[3\]: give vectors"):
+        NorMuon(nn.Linear(4, 3).parameters(), lr=0.1)
+
+
+def test_a_muon_that_was_saved_without_cautious_decay_goes_on() -> None:
+    model = linear(MAKERS["muon"])
+    optimizer = Muon(model.parameters(), lr=0.1)
+    saved = optimizer.state_dict()
+    del saved["param_groups"][0]["cautious"]
+    optimizer.load_state_dict(saved)
+    step(model, optimizer)
+    assert optimizer.param_groups[0]["cautious"] is False
 
 
 def test_they_are_names_of_the_package() -> None:
-    assert (longspan.optim.Adagrad, longspan.optim.Lamb, longspan.optim.Muon) == (Adagrad, Lamb, Muon)
+    names = ("Adagrad", "Lamb", "Muon", "NorMuon")
+    assert [getattr(longspan.optim, name) for name in names] == [Adagrad, Lamb, Muon, NorMuon]
     assert all(hasattr(longspan.nn, name) for name in longspan.nn.__all__)

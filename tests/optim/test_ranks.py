@@ -53,6 +53,7 @@ STAGES: dict[str, dict[str, Any]] = {
     "lamb": {"optimizer": "lamb", "weight_decay": 0.1},
     "lamb without least trust": {"optimizer": "lamb", "min_trust": 0.0},
     "muon": {"optimizer": "muon", "weight_decay": 0.1},
+    "normuon": {"optimizer": "normuon", "weight_decay": 0.1, "cautious_decay": True},
     "sgd": {"optimizer": "sgd"},
     "sgd with momentum": {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.1},
     "adam": {"optimizer": "adam"},
@@ -174,7 +175,8 @@ class Checks:
         for state, value in states.items():
             parameter, _, key = state.rpartition(".")
             held = parameters[parameter]
-            assert isinstance(value, DTensor) is (key != "step" and isinstance(held, DTensor)), state
+            whole = key in ("step", "line_moment")
+            assert isinstance(value, DTensor) is (not whole and isinstance(held, DTensor)), state
             if isinstance(value, DTensor):
                 assert value.placements == held.placements
                 assert value.to_local().shape == held.to_local().shape
@@ -198,7 +200,9 @@ class Checks:
 
     def restored(self) -> None:
         for mesh in (None, self.mesh):
-            for settings in map(STAGES.__getitem__, ("adagrad", "lamb", "muon", "sgd with momentum")):
+            for settings in map(
+                STAGES.__getitem__, ("adagrad", "lamb", "muon", "normuon", "sgd with momentum")
+            ):
                 model, optimizers = trained(settings, mesh)
                 other = Bag(mesh)
                 other.load_state_dict(model.state_dict())
@@ -212,7 +216,7 @@ class Checks:
 
     def overflow(self) -> None:
         """The scaler of fp16 skips the step on every rank."""
-        for name in ("adamw", "adagrad", "muon", "sgd"):
+        for name in ("adamw", "adagrad", "muon", "normuon", "sgd"):
             for last_overflows in (False, True):
                 model = Bag(self.mesh)
                 optimizers = optimizers_of(model, STAGES[name])

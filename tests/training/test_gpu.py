@@ -55,7 +55,7 @@ def test_compile_warmup_leaves_no_trace(text: Path, tmp_path: Path, precision: s
     assert outcome(tmp_path / "warm") == outcome(tmp_path / "plain")
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd", "muon"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "muon", "normuon"])
 def test_every_optimizer_moves_there(text: Path, tmp_path: Path, optimizer: str) -> None:
     config = small_config(text, training__device="cuda", stage__0__optimizer=optimizer)
     losses = [
@@ -65,7 +65,7 @@ def test_every_optimizer_moves_there(text: Path, tmp_path: Path, optimizer: str)
 
 
 @pytest.mark.usefixtures("_deterministic")
-@pytest.mark.parametrize("optimizer", ["adagrad", "adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adagrad", "adamw", "muon", "normuon"])
 def test_stages_with_one_optimizer_are_one_stage_there_too(
     text: Path, tmp_path: Path, optimizer: str
 ) -> None:

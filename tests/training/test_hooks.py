@@ -305,7 +305,7 @@ class TestOptimizerGroups:
         [
             (
                 lambda gate: {"matrices": []},
-                "returns 'matrices': the groups are matrix, decay, no_decay, span",
+                "returns 'matrices': the groups are matrix, decay, no_decay, embedding, head, scalar, span",
             ),
             (lambda gate: {"matrix": [gate.scale_D]}, "gates.0.scale_D as a matrix: it needs 2 dimensions"),
             (

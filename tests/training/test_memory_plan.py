@@ -90,7 +90,7 @@ def full_state(model: LanguageModel, lanes: int) -> State:
 
 
 @pytest.mark.parametrize("average", [0.0, 0.9])
-@pytest.mark.parametrize("optimizer", ["adagrad", "adam", "adamw", "lamb", "muon", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam", "adamw", "lamb", "muon", "normuon", "sgd"])
 def test_weights_gradients_optimizer_and_state_are_exact(optimizer: str, average: float) -> None:
     config = small(optimizer=optimizer, average=average)
     model = built(config)

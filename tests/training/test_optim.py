@@ -22,7 +22,7 @@ from longspan.optim import (
     restore_memories,
     set_rate,
 )
-from longspan.optim.muon import orthogonal
+from longspan.optim.polar import orthogonal
 from longspan.registry import ARCHITECTURES
 
 from .tiny import TinyModel
@@ -194,7 +194,7 @@ class TestSchedules:
 
 
 class TestBuild:
-    @pytest.mark.parametrize("kind", ["adagrad", "adam", "adamw", "sgd", "muon"])
+    @pytest.mark.parametrize("kind", ["adagrad", "adam", "adamw", "sgd", "muon", "normuon"])
     def test_every_parameter_is_held_once_and_moves(self, kind: Any) -> None:
         torch.manual_seed(0)
         model = TinyModel()
@@ -237,7 +237,7 @@ class TestBuild:
         decayed = {names[id(p)] for g in groups if g["weight_decay"] > 0 for p in g["params"]}
         assert decayed == {"mix.weight", "keep.weight"}
 
-    @pytest.mark.parametrize("kind", ["adam", "adamw", "lamb", "sgd", "muon"])
+    @pytest.mark.parametrize("kind", ["adam", "adamw", "lamb", "sgd", "muon", "normuon"])
     @pytest.mark.parametrize("span_rate", [None, 0.1])
     def test_all_parameters_decay_if_asked(self, kind: Any, span_rate: float | None) -> None:
         wanted = stage(optimizer=kind, weight_decay=0.1, weight_decay_of="all", span_learning_rate=span_rate)
@@ -280,7 +280,7 @@ class TestBuild:
         assert peaks.keys() == set(names.values())
         assert {n for n, peak in peaks.items() if peak == 0.002} == {"blocks.0.span.fraction_H"}
 
-    @pytest.mark.parametrize(("kind", "momentum"), [("muon", 0.95), ("sgd", 0.0)])
+    @pytest.mark.parametrize(("kind", "momentum"), [("muon", 0.95), ("normuon", 0.95), ("sgd", 0.0)])
     def test_momentum_that_is_not_given(self, kind: Any, momentum: float) -> None:
         for given, expected in ((None, momentum), (0.0, 0.0), (0.5, 0.5)):
             first, *_ = build_optimizers(TinyModel(), stage(optimizer=kind, momentum=given))
@@ -305,8 +305,9 @@ class TestBuild:
         model = TinyModel()
         model.mix.requires_grad_(False)
         model.keep.requires_grad_(False)
-        with pytest.raises(UserError, match="use adamw"):
-            build_optimizers(model, stage(optimizer="muon"))
+        for kind in ("muon", "normuon"):
+            with pytest.raises(UserError, match=f"^{kind} needs matrices .*: use adamw"):
+                build_optimizers(model, stage(optimizer=kind))
 
 
 class TestMemories:
@@ -317,11 +318,12 @@ class TestMemories:
             ("adam", {"step", "exp_avg", "exp_avg_sq"}),
             ("sgd", {"momentum_buffer"}),
             ("muon", {"momentum_buffer", "step", "exp_avg", "exp_avg_sq"}),
+            ("normuon", {"momentum_buffer", "line_moment", "step", "exp_avg", "exp_avg_sq"}),
         ],
     )
     def test_they_go_from_optimizer_to_optimizer_by_name(self, kind: Any, kept: set[str]) -> None:
         model = TinyModel()
-        momentum = {"momentum": 0.9} if kind in ("sgd", "muon") else {}
+        momentum = {"momentum": 0.9} if kind in ("sgd", "muon", "normuon") else {}
         settings = stage(optimizer=kind, learning_rate=0.01, **momentum)
 
         def step(optimizers: list[torch.optim.Optimizer]) -> None:

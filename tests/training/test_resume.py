@@ -126,7 +126,7 @@ def check_deaths_in_the_second_stage(config: RunConfig, place: Path) -> None:
     assert outcome(place / "run") == outcome(whole)
 
 
-@pytest.mark.parametrize("optimizer", ["adagrad", "muon"])
+@pytest.mark.parametrize("optimizer", ["adagrad", "muon", "normuon"])
 def test_death_at_the_border_of_two_stages_with_one_optimizer(
     text: Path, tmp_path: Path, optimizer: str
 ) -> None:

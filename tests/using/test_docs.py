@@ -59,7 +59,7 @@ def test_the_page_of_parts_runs(tmp_path: Path) -> None:
 
 def test_the_page_of_parts_has_every_part_with_its_signature() -> None:
     rows = dict(re.findall(r"^\| `(\w+)\((.*?)\)` \|", PARTS, flags=re.MULTILINE))
-    optimizers = ["Adagrad", "Lamb", "Muon"]
+    optimizers = ["Adagrad", "Lamb", "Muon", "NorMuon"]
     assert {*rows} == {*longspan.nn.__all__, *optimizers}
     for name, shown in rows.items():
         part = getattr(longspan.optim if name in optimizers else longspan.nn, name)

@@ -34,6 +34,7 @@ from longspan.cli import (
     runs,
     score,
     search,
+    serve,
     spans,
     train,
 )
@@ -68,6 +69,7 @@ COMMANDS = {
     "import": import_,
     "bench": bench,
     "completion": completion,
+    "serve": serve,
 }
 
 

@@ -31,6 +31,9 @@ class ModernConfig:
         help="RoPE base; the longest wavelength is about 6.3 times this many positions",
         old_name="rotary_base",
     )
+    rope_fraction: float = option(
+        1.0, help="the part of each head that RoPE rotates; the rest matches by content at any distance"
+    )
     convolution: int = option(
         0, help="width of a causal convolution over the embeddings, in tokens; 0 for none"
     )
@@ -50,6 +53,32 @@ class ModernConfig:
         "n-grams are memorised",
     )
     qk_norm: bool = option(True, help="QK-norm in every head", old_name="query_key_norm")
+    qk_gain: float = option(1.0, help="with QK-norm: the learned scale of scores at the start")
+    value_embeddings: bool = option(
+        False,
+        help="every other layer, the last included, adds a further embedding of the token to its values, "
+        "with a learned gate per head; needs memory = keys-values",
+    )
+    attention_gates: bool = option(
+        False, help="multiply the output of every head by a gate that depends on the token"
+    )
+    key_offset: bool = option(
+        False,
+        help="the part of a key that RoPE does not rotate comes from the token before: a head then finds "
+        "what followed a match; needs rope_fraction below 1 and memory = keys-values",
+    )
+    smear: bool = option(False, help="add the embedding of the token before, with a learned gate")
+    residual_scalars: bool = option(
+        False, help="every layer reads a weighted sum of the residual stream and the normed embedding"
+    )
+    skip: bool = option(
+        False,
+        help="with residual_scalars: the middle layer also reads the stream after a quarter of the layers",
+    )
+    backout: bool = option(
+        False,
+        help="with residual_scalars: subtract a part of the stream after two thirds of the layers at the end",
+    )
     memory: Literal["hidden", "keys-values"] = option(
         "hidden",
         help="remember hidden states and project them again in every block, or keep keys and values: "
@@ -88,6 +117,18 @@ class ModernConfig:
             raise ValueError("ngram_rows must be at least 1 and below 2147483648")
         if self.ngram_width is not None and not 1 <= self.ngram_width <= self.width:
             raise ValueError(f"ngram_width must be between 1 and width {self.width}")
+        if not 0.0 < self.rope_fraction <= 1.0:
+            raise ValueError("rope_fraction must be above 0 and at most 1")
+        if self.key_offset and (self.rope_fraction == 1.0 or self.positions != "rotary"):
+            raise ValueError('key_offset needs positions = "rotary" and a rope_fraction below 1')
+        for name in ("key_offset", "value_embeddings"):
+            if getattr(self, name) and self.memory != "keys-values":
+                raise ValueError(f'{name} needs memory = "keys-values"')
+        for name in ("skip", "backout"):
+            if getattr(self, name) and not self.residual_scalars:
+                raise ValueError(f"{name} needs residual_scalars")
+        if not self.qk_gain > 0.0:
+            raise ValueError("qk_gain must be above 0")
         if not self.rope_base > 1.0:
             raise ValueError("rope_base must be above 1")
         for name in ("dropout", "ngram_dropout", "repeat_dropout"):

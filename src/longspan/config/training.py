@@ -12,15 +12,23 @@ from longspan.config.schema import option
 
 Precision: TypeAlias = Literal["auto", "float32", "bf16", "fp16"]
 
+_MUONS = ("muon", "normuon")
+
 # Options that only some choices use; with the others they must keep their defaults.
 _HEEDED_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "momentum": ("optimizer", ("sgd", "muon")),
-    "beta1": ("optimizer", ("adam", "adamw", "lamb", "muon")),
-    "beta2": ("optimizer", ("adam", "adamw", "lamb", "muon")),
-    "weight_decay": ("optimizer", ("adam", "adamw", "lamb", "sgd", "muon")),
-    "weight_decay_of": ("optimizer", ("adam", "adamw", "lamb", "sgd", "muon")),
+    "momentum": ("optimizer", ("sgd", *_MUONS)),
+    "momentum_start": ("optimizer", _MUONS),
+    "momentum_warmup_steps": ("optimizer", _MUONS),
+    "momentum_cooldown": ("optimizer", _MUONS),
+    "beta1": ("optimizer", ("adam", "adamw", "lamb", *_MUONS)),
+    "beta2": ("optimizer", ("adam", "adamw", "lamb", *_MUONS)),
+    "epsilon": ("optimizer", ("adam", "adamw", *_MUONS)),
+    "weight_decay": ("optimizer", ("adam", "adamw", "lamb", "sgd", *_MUONS)),
+    "weight_decay_of": ("optimizer", ("adam", "adamw", "lamb", "sgd", *_MUONS)),
+    "weight_decay_schedule": ("optimizer", ("adam", "adamw", "lamb", "sgd", *_MUONS)),
+    "cautious_decay": ("optimizer", _MUONS),
     "min_trust": ("optimizer", ("lamb",)),
-    "adamw_learning_rate": ("optimizer", ("muon",)),
+    "adamw_learning_rate": ("optimizer", _MUONS),
     "final_fraction": ("schedule", ("cosine", "trapezoid", "one-minus-sqrt")),
     "cooldown": ("schedule", ("trapezoid", "one-minus-sqrt")),
 }
@@ -40,8 +48,10 @@ class StageConfig:
     epochs: int | None = option(
         None, help="length of this stage in epochs: how many times it reads the training text"
     )
-    optimizer: Literal["adagrad", "adam", "adamw", "lamb", "sgd", "muon"] = option(
-        "adamw", help="muon updates the matrices of the blocks, and adamw everything else"
+    optimizer: Literal["adagrad", "adam", "adamw", "lamb", "sgd", "muon", "normuon"] = option(
+        "adamw",
+        help="muon and normuon (steps of one size for all neurons) update the matrices of the blocks, and "
+        "adamw everything else",
     )
     learning_rate: float = option(help="the highest learning rate of the stage")
     schedule: Literal["constant", "cosine", "inverse-sqrt", "trapezoid", "one-minus-sqrt"] = option(
@@ -65,22 +75,52 @@ class StageConfig:
         0.0, help="limit of each element of the gradients, before clip_norm; 0 for none"
     )
     momentum: float | None = option(
-        None, help="momentum (default: 0.95 for muon, 0 for sgd); the others accept only 0"
+        None, help="momentum (default: 0.95 for muon and normuon, 0 for sgd); the others accept only 0"
+    )
+    momentum_start: float = option(
+        0.85, help="muon, normuon: momentum at the start of its warm-up and at the end of its cool-down"
+    )
+    momentum_warmup_steps: int = option(
+        0, help="muon, normuon: steps in which momentum rises linearly from momentum_start; 0 for none"
+    )
+    momentum_cooldown: float = option(
+        0.0,
+        help="muon, normuon: the last part of the stage, as a fraction of it, in which momentum falls to "
+        "momentum_start; 0 for none",
     )
     beta1: float = option(0.9, help="adam, lamb: decay of the mean gradient")
     beta2: float = option(0.999, help="adam, lamb: decay of the mean squared gradient")
+    epsilon: float = option(1e-8, help="adam, adamw: added to the root of the mean squared gradient")
     weight_decay: float = option(0.0, help="weight decay of the parameters that weight_decay_of names")
     weight_decay_of: Literal["matrices", "all"] = option(
         "matrices",
         help="what decays: matrices of the layers, or all parameters, also norms, biases, embeddings and "
         "spans, as in SHA-RNN's code",
     )
+    weight_decay_schedule: Literal["constant", "learning-rate"] = option(
+        "constant",
+        help="with learning-rate, weight_decay is also multiplied by the rate's fraction of its peak: a step "
+        "then decays by the square of that fraction",
+    )
+    cautious_decay: bool = option(
+        False,
+        help="muon, normuon: their matrices decay only where the step also brings a weight nearer to 0",
+    )
     min_trust: float = option(
         0.25,
         help="lamb: minimum of the trust ratio; with 0, tensors of zeros never move",
     )
     adamw_learning_rate: float | None = option(
-        None, help="with muon: the learning rate of adamw (default: learning_rate)"
+        None, help="with muon or normuon: the learning rate of adamw (default: learning_rate)"
+    )
+    embedding_learning_rate: float | None = option(
+        None, help="learning rate of embeddings, of n-grams too (default: as for vectors)"
+    )
+    head_learning_rate: float | None = option(
+        None, help="learning rate of the output layer, if it is not tied (default: as for vectors)"
+    )
+    scalar_learning_rate: float | None = option(
+        None, help="learning rate of gates and learned scalars (default: as for vectors)"
     )
     span_learning_rate: float | None = option(
         None, help="learning rate of spans, as fractions of their limit (default: as for other vectors)"
@@ -113,19 +153,27 @@ class StageConfig:
         for name in (
             "learning_rate",
             "adamw_learning_rate",
+            "embedding_learning_rate",
+            "head_learning_rate",
+            "scalar_learning_rate",
             "span_learning_rate",
             "warmup_steps",
+            "momentum_warmup_steps",
             "clip_norm",
             "clip_value",
             "weight_decay",
         ):
             if not (getattr(self, name) or 0) >= 0:
                 raise ValueError(f"{name} must not be negative")
-        for name in ("momentum", "beta1", "beta2"):
+        for name in ("momentum", "momentum_start", "beta1", "beta2"):
             if not 0.0 <= (getattr(self, name) or 0.0) < 1.0:
                 raise ValueError(f"{name} must be at least 0 and below 1")
         if not 0.0 <= self.final_fraction <= 1.0:
             raise ValueError("final_fraction must lie between 0 and 1")
+        if not 0.0 <= self.momentum_cooldown <= 1.0:
+            raise ValueError("momentum_cooldown must lie between 0 and 1")
+        if not self.epsilon > 0:
+            raise ValueError("epsilon must be above 0")
         if not 0.0 < self.cooldown <= 1.0:
             raise ValueError("cooldown must be above 0 and at most 1")
         if not self.min_trust >= 0.0:

@@ -51,9 +51,7 @@ def evaluate(
         num_tokens = min(num_tokens, max_tokens + 1)
     plan = PROTOCOLS[config.protocol](num_tokens, config.batch_size, block_length)
     length = block_length if by_position else 1
-    nats, counts = _sum_of_nats(
-        model, token_file.tokens, plan, block_length, length, memory, device, progress
-    )
+    nats, counts = sum_of_nats(model, token_file.tokens, plan, block_length, length, memory, device, progress)
     positions = positions_of(nats, counts) if by_position else None
     text = scored_text(token_file, tokenizer, plan)
     beyond = len(token_file) - num_tokens
@@ -75,7 +73,7 @@ def evaluate(
     )
 
 
-def _sum_of_nats(
+def sum_of_nats(
     model: LanguageModel,
     tokens: np.ndarray,
     plan: EvaluationPlan,
@@ -90,23 +88,25 @@ def _sum_of_nats(
     tokens_T = torch.zeros(length, dtype=torch.int64)
     read = 0
     lanes = _own_lanes(plan)
+    warm = min(lane.warm for lane in plan.lanes)  # of all ranks: a sharded head gathers its weights
     with torch.no_grad(), evaluating(model):
         state = distributed.initial_state(model, len(lanes))
-        for inputs_BT, targets_BT, counts_BT in _blocks(tokens, plan, lanes, block_length):
+        for inputs_BT, targets_BT, counts_BT in blocks(tokens, plan, lanes, block_length):
             if not memory:
                 state = distributed.initial_state(model, len(lanes))
             hidden_BTD, state = model(inputs_BT.to(device), state)
-            nll_BT = model.head.nll(hidden_BTD, targets_BT.to(device))
-            nll_BT = torch.where(counts_BT.to(device), nll_BT, 0.0)
-            if length == 1:
-                nats_T += nll_BT.sum(dtype=torch.float64)
-                tokens_T += counts_BT.sum()
-            else:
-                width = nll_BT.shape[1]
-                nats_T[:width] += nll_BT.sum(dim=0, dtype=torch.float64)
-                tokens_T[:width] += counts_BT.sum(dim=0)
+            read += inputs_BT.shape[1]
+            if read > warm:
+                nll_BT = model.head.nll(hidden_BTD, targets_BT.to(device))
+                nll_BT = torch.where(counts_BT.to(device), nll_BT, 0.0)
+                if length == 1:
+                    nats_T += nll_BT.sum(dtype=torch.float64)
+                    tokens_T += counts_BT.sum()
+                else:
+                    width = nll_BT.shape[1]
+                    nats_T[:width] += nll_BT.sum(dim=0, dtype=torch.float64)
+                    tokens_T[:width] += counts_BT.sum(dim=0)
             if progress is not None:
-                read += inputs_BT.shape[1]
                 progress(plan.tokens_before(read), plan.tokens)
     return distributed.summed(nats_T.cpu()).tolist(), distributed.summed(tokens_T).tolist()
 
@@ -116,7 +116,7 @@ def _own_lanes(plan: EvaluationPlan) -> list[Lane]:
     return [plan.lanes[row] for row in distributed.divided(len(plan.lanes))] or [Lane(0, 0)]
 
 
-def _blocks(
+def blocks(
     tokens: np.ndarray, plan: EvaluationPlan, lanes: Sequence[Lane], block_length: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Inputs, targets and which of them count; lanes that have ended are padded, without counting."""
@@ -129,7 +129,7 @@ def _blocks(
             if scored > 0:
                 begin = lane.start + position
                 texts[row, : scored + 1] = tokens[begin : begin + scored + 1]
-                counts[row, :scored] = True
+                counts[row, max(0, lane.warm - position) : scored] = True
                 if plan.unscored_every is not None:  # as long as a block: the last prediction of each
                     counts[row, plan.unscored_every - 1 :: plan.unscored_every] = False
         texts_BT = torch.from_numpy(texts)

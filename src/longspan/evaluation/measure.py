@@ -69,7 +69,7 @@ def scored_unknown(token_file: TokenFile | TokenArray, tokenizer: Tokenizer, pla
 
 def _scored(token_file: TokenFile | TokenArray, plan: EvaluationPlan) -> Iterator[np.ndarray]:
     for lane in plan.lanes:
-        first, last = lane.start + 1, lane.start + 1 + lane.length
+        first, last = lane.start + 1 + lane.warm, lane.start + 1 + lane.length
         every = plan.unscored_every or 1
         step = max(1, _CHUNK_TOKENS // every) * every  # a lane may be larger than memory
         for begin in range(first, last, step):

@@ -15,10 +15,14 @@ from longspan.errors import UserError
 
 @dataclass(frozen=True)
 class Lane:
-    """A part of the text: it begins at token `start`, and the `length` tokens after it are scored."""
+    """A part of the text: it begins at token `start`, and the `length` tokens after it are scored.
+
+    The first `warm` of them are only read. No protocol has such lanes; the context curve has.
+    """
 
     start: int
     length: int
+    warm: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,11 @@ class EvaluationPlan:
     def tokens_before(self, position: int) -> int:
         """How many tokens are scored before `position` of all lanes."""
         read = (min(lane.length, position) for lane in self.lanes)
-        return sum(length - length // (self.unscored_every or length + 1) for length in read)
+        warm = (min(lane.warm, position) for lane in self.lanes)
+        return sum(map(self._scored, read)) - sum(map(self._scored, warm))
+
+    def _scored(self, length: int) -> int:
+        return length - length // (self.unscored_every or length + 1)
 
 
 def every_token(num_tokens: int, batch_size: int, block_length: int) -> EvaluationPlan:

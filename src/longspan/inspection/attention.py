@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from longspan import reading
 from longspan.errors import UserError
-from longspan.kernels.span_attention.mask import EPSILON, soft_mask
+from longspan.kernels.span_attention.context import EPSILON, soft_mask
 from longspan.layers.recording import recording
 from longspan.layers.sha_attention import SingleHeadAttention
 from longspan.reading import Ids, TextState, blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +18,11 @@ SMALL_BATCH = 16
 
 GEMV_ROWS = 4
 """Up to this many rows the weights are read fastest in parts; with more rows oneDNN is faster."""
+
+ALIKE: ContextVar[bool] = ContextVar("ALIKE", default=False)
+"""Whether products prepared now use one library on a CPU, for any number of rows (see serving/slots.py)."""
+
+MKL_WEIGHTS = 2**18  # with fewer weights, torch's library is faster than oneDNN for up to 32 rows
 
 PARTS = 4
 """Parts of a matrix that are multiplied in parallel; more gave no more speed on up to four cores."""
@@ -48,9 +54,15 @@ class FixedProduct:
         self._weight_ED, self._bias_E = weight_ED, bias_E
         self._weight_CED = weight_ED.view(parts, -1, width)
         self._bias_CE1 = None if bias_E is None else bias_E.view(parts, -1, 1)
+        by_onednn = _by_onednn(weight_ED) and weight_ED.numel() > MKL_WEIGHTS
+        alike = ALIKE.get() and weight_ED.device.type == "cpu"
+        self._always: Any = (_product if by_onednn else F.linear) if alike else None
 
     def __call__(self, x_1ND: Tensor, *, onto: Tensor | None = None) -> Tensor:
         """[1, N, E]: the product, added to `onto`."""
+        if self._always is not None:
+            always_1NE: Tensor = self._always(x_1ND, self._weight_ED, self._bias_E)
+            return always_1NE if onto is None else onto + always_1NE
         is_gemv = x_1ND.shape[1] <= GEMV_ROWS
         if is_gemv and (kernels := _kernels(x_1ND)) is not None:
             out_1NE: Tensor = kernels.product(x_1ND, self._weight_ED, self._bias_E, onto)

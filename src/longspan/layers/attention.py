@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 
 from longspan.flops import Shape, flops
-from longspan.kernels.linear import SMALL_BATCH, FixedProduct
+from longspan.kernels.linear import SMALL_BATCH
 from longspan.kernels.span_attention import (
     AttentionContext,
     cuts_windows,
-    decoding_groups,
-    one_token,
     span_attention,
 )
 from longspan.layers import hidden_memory, kv_cache, projected_memory
 from longspan.layers.attention_heads import AttentionHeads
+from longspan.layers.attention_step import AttentionStep
 from longspan.layers.block import Step
 from longspan.layers.head_groups import HeadGroups
 from longspan.layers.post_norm import kernels_for
@@ -60,7 +59,10 @@ class Attention(AttentionHeads):
             rows = hidden_memory.empty(weight, batch_size, length)
         counters = ["filled"] * self.empty_start + ["read"] * self._positions[0].counts
         none_B = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
-        return State({"memory": rows} | {name: none_B.clone() for name in counters})
+        kept = {"memory": rows} | {name: none_B.clone() for name in counters}
+        if self.still:
+            kept["offset"] = weight.new_zeros(batch_size, 1, self.num_heads, 2, self.still)
+        return State(kept)
 
     def compile_parts(self) -> None:
         """Compile what comes before the projection and after the sum over heads, unless kernels do it.
@@ -70,22 +72,28 @@ class Attention(AttentionHeads):
         self._normed = torch.compile(self._normed)  # type: ignore[method-assign]
         if self.norm_first or not kernels_for(self.norm, self.query.weight, self.output_dropout):
             self._add_residual = torch.compile(self._add_residual)  # type: ignore[method-assign]
+        self._gate = torch.compile(self._gate)
+        self._mixed_rows = torch.compile(self._mixed_rows)
 
     @torch.compiler.disable(reason="windows change while spans are learned: every change would compile again")
-    def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
-        x_BTD = self._normed(h_BTD)
+    def forward(self, h_BTD: Tensor, state: State, value_BTD: Tensor | None = None) -> tuple[Tensor, State]:
+        """`value_BTD` are embeddings of the tokens, added to the values with a gate of every head."""
+        x_BTD, x_BTC = self._normed(h_BTD)
         block, num_queries = h_BTD.shape[1], h_BTD.shape[0] * h_BTD.shape[1]
         heads = self._head_groups(block, h_BTD)
         weights = None  # for a small batch it is faster to order activations than weights
         if num_queries > SMALL_BATCH:
             weights = self._ordered_weights(heads, recalls="memory" in state and not self.keeps_keys)
-        *qkv, new_BTXK = self._qk_norm_rope(self._project(x_BTD, heads.order, weights), state, heads.order)
+        rows_BTRK = self._project(x_BTD, heads.order, weights)
+        rows_BTRK, mixed = self._mixed(rows_BTRK, x_BTC, value_BTD, state, heads.order)
+        *qkv, new_BTXK = self._qk_norm_rope(rows_BTRK, state, heads.order)
         q_BHTK, k_BHTK, v_BHTK = (x_BTHK.transpose(1, 2) for x_BTHK in qkv)
         past = [kv_BMXK.to(k_BHTK.dtype) for kv_BMXK in self._recall(state, heads, weights)]
         context = self._context(heads, past, state, x_BTD)
         keep(self, q_BHTK, k_BHTK, heads.order, context)
         attended_BHTK = span_attention(q_BHTK, k_BHTK, v_BHTK, context)
-        out_BTD = self._project_out(attended_BHTK.transpose(1, 2), heads.order, weights)
+        attended_BTHK = self._gated(attended_BHTK.transpose(1, 2), x_BTC, heads.order)
+        out_BTD = self._project_out(attended_BTHK, heads.order, weights)
         depth = self.span.memory_length
         if "past" in state:
             after = State({"past": projected_memory.appended(past, new_BTXK, heads, depth)})
@@ -98,7 +106,8 @@ class Attention(AttentionHeads):
             # Hidden states are only projected again, so the precision of the products is enough.
             new_BTD = h_BTD if self.norm_recalled else x_BTD.to(k_BHTK.dtype)
             after = State({"memory": hidden_memory.appended(state.tensor("memory"), new_BTD, depth)})
-        return self._add_residual(h_BTD, out_BTD), State({**after, **self._counters(state, new_tokens=block)})
+        counters = self._counters(state, new_tokens=block)
+        return self._add_residual(h_BTD, out_BTD), State({**after, **counters, **mixed})
 
     def shape_key(self) -> Hashable:
         heads = self._head_groups(1, self.query.weight)
@@ -109,48 +118,15 @@ class Attention(AttentionHeads):
         if not self._can_keep_projections() or self._backend_cuts_windows(device):
             return state  # a KV cache already has every head's keys and values
         past = self._recall(state, self._head_groups(1, device))
-        return State({"past": projected_memory.branch(past), **self._counters(state, new_tokens=0)})
+        offset = {"offset": state.tensor("offset")} if self.still else {}
+        return State({"past": projected_memory.branch(past), **self._counters(state, new_tokens=0), **offset})
 
     def step_from(self, state: State) -> Step | None:
         weight = self.query.weight
         on_known_device = weight.device.type == "cpu" or cuts_windows(weight, self.head_width)
         if "memory" not in state or not on_known_device or not self._can_keep_projections():
             return super().step_from(state)
-        windows_H = self._windows(1)
-        heads = HeadGroups(
-            windows_H, decoding_groups(weight, self.head_width, windows_H, kinds_H=self._group_kinds())
-        )
-        order = heads.order
-        past = [kv_BMXK.to(weight.dtype) for kv_BMXK in self._recall(state, heads)]
-        # Spans that depend on the input are given with every token.
-        x_B1D = weight.new_zeros(past[0].shape[0], 1, self.query.in_features)
-        context = self._context(heads, past, state, x_B1D)
-        attention, dynamic = one_token(context), context.spans is not None and context.spans.dim() > 1
-        matrices = (layer.weight for layer in (self.query, self.key, self.value))
-        project = FixedProduct(torch.cat([self._rows(matrix, order) for matrix in matrices]))
-        project_out = FixedProduct(self._rows(self.out.weight.mT, order).mT.contiguous(), self.out.bias)
-        read = State({"read": state.tensor("read").clone()} if self._positions[0].counts else {})
-
-        unchanged, sizes = not (self.qk_norm or read), [self.num_heads, 2 * self.num_heads]
-        counts = list(read.flatten().values())
-
-        def step(h_1BD: Tensor) -> Tensor:
-            x_1BD = self.norm(h_1BD) if self.norm_first else h_1BD
-            rows_BRK = project(x_1BD).reshape(h_1BD.shape[1], -1, self.head_width)
-            if unchanged:
-                q_BHK, kv_BXK = rows_BRK.split_with_sizes(sizes, 1)
-            else:
-                qkv = self._qk_norm_rope(rows_BRK[:, None], read, order)
-                q_BHK, kv_BXK = qkv.q_BTHK.squeeze(1), qkv.kv_BTXK.squeeze(1)
-            spans = self.span.spans_for(x_1BD.transpose(0, 1)) if dynamic else None
-            spans_BH = None if spans is None else select_heads(spans[..., 0], order, dim=1)
-            found_BHK = attention.attend(q_BHK, kv_BXK, spans_BH)
-            for count_B in counts:
-                count_B += 1
-            h_1BD = project_out(found_BHK.reshape(1, h_1BD.shape[1], -1), onto=h_1BD)
-            return h_1BD if self.norm_first else self.norm(h_1BD)
-
-        return step
+        return AttentionStep(self, state)
 
     def _can_keep_projections(self) -> bool:
         """False if a text begins with zeros and the memory is normed: the norm has biases."""
@@ -204,7 +180,9 @@ class Attention(AttentionHeads):
         """Projections, and for every head what it computes for the keys in its window W and memory M."""
         (B, T, _), K = shape, self.head_width
         D, positions = self.query.in_features, self._positions[0]
-        total = sum(flops(layer, shape) for layer in (self.query, self.key, self.value, self.out, self.span))
+        gates = [gate for gate in (self.value_gates, self.output_gates) if gate is not None]
+        layers = (self.query, self.key, self.value, self.out, self.span, *gates)
+        total = sum(flops(layer, shape) for layer in layers)
         for W in self.span.windows_for(T):
             M = _recalled(min(W, self.span.memory_length), shape)
             if not self.keeps_keys:

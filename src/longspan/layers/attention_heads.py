@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from longspan.kernels.linear import linear
-from longspan.kernels.qk_norm_rope import QKV, qk_norm_rope
+from longspan.kernels.qk_norm_rope import QKV, qk_norm_rope, rotated_pairs
 from longspan.kernels.span_attention import cuts_windows, head_groups
 from longspan.layers.block import Block
 from longspan.layers.dropout import GrowingDropout, dropout
 from longspan.layers.head_groups import HeadGroups
+from longspan.layers.head_mixing import GATE_INPUTS, HeadGates, gated, last_still, mixed_rows
 from longspan.layers.linear import Linear
 from longspan.layers.persistent_memory import PersistentMemory
 from longspan.layers.positions import Positions
@@ -50,12 +51,18 @@ class AttentionHeads(Block):
         qk_norm: bool = False,
         memory: Literal["hidden", "keys-values"] = "hidden",
         output_bias: bool = False,
+        value_gates: bool = False,
+        output_gates: bool = False,
+        key_offset: bool = False,
+        initial_gain: float = 1.0,
     ) -> None:
         super().__init__()
         if empty_start and not sees_itself:
             raise ValueError("the first position of a text that begins with nothing must see itself")
         if memory == "keys-values" and not empty_start:
             raise ValueError("zeros are no keys and values: a text must begin with nothing")
+        if memory != "keys-values" and (value_gates or key_offset):
+            raise ValueError("a memory of hidden states does not know the tokens: keep keys and values")
         self.num_heads = num_heads
         self.head_width = head_width or width // num_heads
         inner_width = num_heads * self.head_width
@@ -64,7 +71,7 @@ class AttentionHeads(Block):
         self.value = Linear(width, inner_width, bias=False)
         self.out = Linear(inner_width, width, bias=output_bias)
         self.norm = norm(width)
-        self.qk_norm = QueryKeyNorm(num_heads) if qk_norm else None
+        self.qk_norm = QueryKeyNorm(num_heads, initial_gain) if qk_norm else None
         self.span = span
         if not positions.shared:
             self.positions = positions
@@ -77,6 +84,11 @@ class AttentionHeads(Block):
         self.sees_itself = sees_itself
         self.empty_start = empty_start
         self.keeps_keys = memory == "keys-values"
+        self.value_gates = HeadGates(width, num_heads) if value_gates else None
+        self.output_gates = HeadGates(width, num_heads) if output_gates else None
+        pairs, rope = self.head_width // 2, positions.rope
+        self.still = pairs - rotated_pairs(pairs, rope.fraction) if key_offset and rope is not None else 0
+        self._mixed_rows, self._gate = mixed_rows, gated
 
     def _head_groups(self, block: int, x: Tensor) -> HeadGroups:
         """The window of each head on the device of `x`, and which heads are computed together."""
@@ -125,19 +137,46 @@ class AttentionHeads(Block):
         by_head = torch.unflatten(matrix, 0, (self.num_heads, self.head_width))
         return select_heads(by_head, heads).flatten(0, 1)
 
+    def _mixed(
+        self, rows_BTRK: Tensor, x_BTC: Tensor, value_BTD: Tensor | None, state: State, heads: list[int]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Projected rows with the embedding of the token in the values and offset keys; their state after."""
+        value_BTHK = gates_HC = before_B1H2P = None
+        after: dict[str, Tensor] = {}
+        if self.value_gates is not None and value_BTD is not None:
+            value_BTHK = torch.unflatten(value_BTD, -1, (self.num_heads, self.head_width))
+            value_BTHK, gates_HC = select_heads(value_BTHK, heads, dim=2), self.value_gates.of(heads)
+        if self.still:
+            before_B1H2P = select_heads(state.tensor("offset"), heads, dim=2)
+            last_B1H2P = last_still(rows_BTRK, self.num_heads, self.still)
+            after["offset"] = select_heads(last_B1H2P, inverse(heads), dim=2)
+        if value_BTHK is None and before_B1H2P is None:
+            return rows_BTRK, after
+        mixed_BTRK = self._mixed_rows(rows_BTRK, self.num_heads, value_BTHK, x_BTC, gates_HC, before_B1H2P)
+        return mixed_BTRK, after
+
+    def _gated(self, attended_BTHK: Tensor, x_BTC: Tensor, heads: list[int]) -> Tensor:
+        if self.output_gates is None:
+            return attended_BTHK
+        return self._gate(attended_BTHK, x_BTC, self.output_gates.of(heads))
+
     def _qk_norm_rope(self, rows_BTRK: Tensor, state: State, heads: list[int], first: int = 0) -> QKV:
         """Projected rows of these heads with QK-norm and RoPE; `first` counts from the block's beginning."""
         gain_H = None if self.qk_norm is None else select_heads(self.qk_norm.gain_H, heads)
-        base = self._positions[0].base
-        if base is None:
+        rope = self._positions[0].rope
+        if rope is None:
             return qk_norm_rope(rows_BTRK, len(heads), gain_H=gain_H)
         first_B = state.tensor("read") + first if first else state.tensor("read")
-        return qk_norm_rope(rows_BTRK, len(heads), gain_H=gain_H, first_B=first_B, base=base)
+        return qk_norm_rope(rows_BTRK, len(heads), gain_H=gain_H, first_B=first_B, rope=rope)
 
-    def _normed(self, h_BTD: Tensor) -> Tensor:
-        """x, in the precision in which it is multiplied and remembered."""
+    def _normed(self, h_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """x, in the precision in which it is multiplied and remembered, and its channels for gates.
+
+        Both from one compiled function: the gradient of the few channels is then added in the same pass.
+        """
         x_BTD: Tensor = self.norm(h_BTD) if self.norm_first else h_BTD
-        return x_BTD.to(product_dtype(x_BTD))
+        x_BTD = x_BTD.to(product_dtype(x_BTD))
+        return x_BTD, x_BTD[..., :GATE_INPUTS]
 
     def _add_residual(self, h_BTD: Tensor, out_BTD: Tensor) -> Tensor:
         if self.norm_first:

@@ -11,8 +11,13 @@ from torch import Tensor, nn
 from longspan.errors import UserError
 from longspan.state import State
 
-Step: TypeAlias = "Callable[[Tensor], Tensor]"
-"""Single tokens through a block, h_1BD -> h_1BD: texts are rows of one matrix product."""
+Step: TypeAlias = "Callable[..., Tensor]"
+"""Single tokens through a block, h_1BD -> h_1BD: texts are rows of one matrix product. See also `RowStep`.
+
+A block with value embeddings also gets those of the tokens, [1, B, D].
+"""
+
+PrepareState: TypeAlias = "Callable[[State], State]"
 
 
 class Block(nn.Module, ABC):
@@ -46,20 +51,73 @@ class Block(nn.Module, ABC):
         For evaluation with fixed weights: what does not depend on the token may be prepared. On a GPU a step
         can be captured as a CUDA graph; its buffers keep their addresses. None if there is no such step.
         """
-        return carried(self, self.decoding_state(state))
+        return carried(self, self.decoding_state, state)
 
 
-def carried(read: Callable[[Tensor, State], tuple[Tensor, State]], state: State) -> Step | None:
-    """The step that keeps the state of a block, or of a model, from one call to the next; only on a CPU."""
-    if any(leaf.device.type != "cpu" for leaf in state.flatten().values()):
-        return None
+class RowStep(ABC):
+    """A `Step` whose texts can be replaced while others go on."""
 
-    def step(x_1B: Tensor) -> Tensor:
-        nonlocal state
-        h_BTD, state = read(x_1B.transpose(0, 1), state)
+    @abstractmethod
+    def __call__(self, h_1BD: Tensor, *more: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def begin(self, state: State) -> RowStep:
+        """The same step for the texts of a state; it shares what was prepared from the weights."""
+
+    @abstractmethod
+    def put(self, row: int, source: Any, source_row: int = 0) -> None:
+        """Replace the text of a row by one of `source`, a step of the same block or model."""
+
+
+class MemorylessStep(RowStep):
+    """The step of a block without memory."""
+
+    def __init__(self, read: Step) -> None:
+        self._read = read
+
+    def __call__(self, h_1BD: Tensor, *more: Tensor) -> Tensor:
+        return self._read(h_1BD, *more)
+
+    def begin(self, state: State) -> MemorylessStep:
+        return self
+
+    def put(self, row: int, source: Any, source_row: int = 0) -> None:
+        """There is nothing to replace."""
+
+
+class CarriedStep(RowStep):
+    """Keeps the state of a block, or of a model, from one call of `forward` to the next.
+
+    `prepare` gives the form of the state for decoding.
+    """
+
+    def __init__(
+        self, read: Callable[..., tuple[Tensor, State]], prepare: PrepareState, state: State
+    ) -> None:
+        self._read, self._prepare = read, prepare
+        self.state = prepare(state)
+
+    def __call__(self, x_1B: Tensor, *more: Tensor) -> Tensor:
+        h_BTD, self.state = self._read(x_1B.transpose(0, 1), self.state, *(x.transpose(0, 1) for x in more))
         return h_BTD.transpose(0, 1)
 
-    return step
+    def begin(self, state: State) -> CarriedStep:
+        return CarriedStep(self._read, self._prepare, state)
+
+    def put(self, row: int, source: Any, source_row: int = 0) -> None:
+        assert isinstance(source, CarriedStep)
+        leaves, others = self.state.flatten(), source.state.flatten()
+        replaced = {name: leaf.clone() for name, leaf in leaves.items()}  # a state is never changed in place
+        for name, leaf in replaced.items():
+            leaf[row] = others[name][source_row]
+        self.state = State.unflatten(replaced)
+
+
+def carried(read: Callable[..., tuple[Tensor, State]], prepare: PrepareState, state: State) -> RowStep | None:
+    """The step by `forward`; only on a CPU."""
+    if any(leaf.device.type != "cpu" for leaf in state.flatten().values()):
+        return None
+    return CarriedStep(read, prepare, state)
 
 
 def checked(result: Any, block: nn.Module, name: str, h_BTD: Tensor) -> tuple[Tensor, State]:

@@ -87,7 +87,7 @@ class AdaptiveEmbedding(nn.Module):
         return sum(2.0 * projection_DK.numel() for projection_DK in self.projections)
 
     def optimizer_groups(self) -> dict[str, list[nn.Parameter]]:
-        return {"no_decay": [*self.tables, *self.projections]}
+        return {"embedding": [*self.tables], "no_decay": [*self.projections]}
 
     def cluster_tables(self) -> list[Tensor]:
         """The rows of each cluster."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from longspan.kernels.linear import FixedProduct
-from longspan.layers.block import Block, Step
+from longspan.layers.block import Block, MemorylessStep
 from longspan.layers.dropout import GrowingDropout, dropout
 from longspan.layers.linear import Linear
 from longspan.layers.post_norm import kernels_for, normed_sum
@@ -78,7 +78,7 @@ class FeedForward(Block):
             return None
         return kernels_for(self.norm, self.expand.weight, self.output_dropout)
 
-    def step_from(self, state: State) -> Step:
+    def step_from(self, state: State) -> MemorylessStep:
         expand, contract = (FixedProduct(layer.weight, layer.bias) for layer in (self.expand, self.contract))
         gate = None if self.gate is None else FixedProduct(self.gate.weight, self.gate.bias)
 
@@ -90,7 +90,7 @@ class FeedForward(Block):
             out_1BD = contract(inner, onto=h_1BD)
             return out_1BD if self.norm_first else self.norm(out_1BD)
 
-        return step
+        return MemorylessStep(step)
 
 
 def squared_relu(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longspan.kernels.contiguous_split import contiguous_split
+from longspan.kernels.layout import contiguous_split
 from longspan.layers.chunks import ChunkReader, ReadsChunks
 from longspan.layers.dropout import dropout
 from longspan.state import State

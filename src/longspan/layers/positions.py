@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from longspan.kernels.qk_norm_rope import Rope
 from longspan.layers.select_heads import select_heads
 
 
@@ -34,13 +35,13 @@ class Positions(nn.Module, ABC):
     has_keys: bool = True
     """Whether there is a key for every distance in a window."""
 
-    base: float | None = None
-    """Base of RoPE; None without rotation."""
+    rope: Rope | None = None
+    """The rotation of RoPE; None without it."""
 
     @property
     def counts(self) -> bool:
         """Whether the state counts the tokens that were read; needed only by RoPE."""
-        return self.base is not None
+        return self.rope is not None
 
     @abstractmethod
     def terms(self, num_queries: int, window: int, heads: list[int]) -> Terms:

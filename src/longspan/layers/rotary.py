@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from longspan.kernels.qk_norm_rope import Rope
 from longspan.layers.positions import Positions, Terms
 
 
@@ -10,15 +11,16 @@ class RotaryPositions(Positions):
 
     The product of a query at m and a key at n then depends only on the content and on m - n: any span, memory
     and length of text is possible. Positions are counted from the beginning of the text, so keys in memory
-    are not rotated again. Angles are computed in float64, which is exact for texts of any length.
+    are not rotated again. With a `fraction` below 1 the other pairs are not rotated: they match by content at
+    any distance. Angles are computed in float64, which is exact for texts of any length.
     """
 
     shared = False
     has_keys = False
 
-    def __init__(self, base: float = 10000.0) -> None:
+    def __init__(self, base: float = 10000.0, fraction: float = 1.0) -> None:
         super().__init__()
-        self.base = base
+        self.rope = Rope(base, fraction)
 
     def terms(self, num_queries: int, window: int, heads: list[int]) -> Terms:
         return Terms()

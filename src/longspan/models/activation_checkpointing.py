@@ -15,9 +15,9 @@ from longspan.hooks import added_penalties
 from longspan.state import State
 
 
-def recomputed(block: nn.Module, h_BTD: Tensor, state: State) -> Any:
-    """`block(h_BTD, state)`, computed again in the backward pass with the same random numbers."""
-    return checkpoint(block, h_BTD, state, use_reentrant=False, context_fn=_contexts)
+def recomputed(block: nn.Module, h_BTD: Tensor, state: State, *more: Tensor) -> Any:
+    """`block(h_BTD, state, *more)`, computed again in the backward pass with the same random numbers."""
+    return checkpoint(block, h_BTD, state, *more, use_reentrant=False, context_fn=_contexts)
 
 
 def _contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

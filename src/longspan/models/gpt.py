@@ -82,7 +82,7 @@ class StackInContexts(Stack):
         return super().shape_key(state) if self._all_begin(state) else None
 
     def step_from(self, state: State) -> Step | None:
-        return carried(self, self.decoding_state(state))
+        return carried(self, self.decoding_state, state)
 
     def flops(self, shape: Shape) -> float:
         return super().flops(shape._replace(context=self.context))

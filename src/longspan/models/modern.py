@@ -9,6 +9,9 @@ Every layer is attention over a memory and then feed-forward, both pre-norm; the
 - Queries and keys have QK-norm per head, then RoPE.
 - f(x) is relu(x)^2 or another activation; with SwiGLU, silu(W1 x) (V x) replaces f(W1 x).
 - Logits may be soft-capped: c tanh(s / c).
+- Options from the NanoGPT speedrun, each in a file of its own: value embeddings, gates and offset keys
+  (`layers/head_mixing.py`), smear (`layers/smear.py`), weights of the residual stream
+  (`layers/residual_stream.py`).
 - A position attends to itself and back as far as its head's span. A text starts with an empty memory.
 
 Matrices are initialised with N(0, 1/width), those that write to the residual stream with zeros. So a new
@@ -33,8 +36,10 @@ from longspan.layers.dropout import GrowingDropout
 from longspan.layers.feed_forward import FeedForward, squared_relu
 from longspan.layers.ngrams import NgramEmbeddings
 from longspan.layers.positions import LearnedDistanceKeys, NoPositions, Positions
+from longspan.layers.residual_stream import ResidualStream
 from longspan.layers.rotary import RotaryPositions
 from longspan.layers.short_convolution import ShortConvolution
+from longspan.layers.smear import Smear
 from longspan.models.stack import Stack
 from longspan.output import SoftmaxHead
 
@@ -55,7 +60,15 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
     blocks: list[Block] = []
     if config.convolution:
         blocks.append(ShortConvolution(config.width, config.convolution, norm=norm))
-    for _ in range(config.num_layers):
+    if config.smear:
+        blocks.append(Smear(config.width))
+    first_blocks: list[int] = []
+    tables: dict[int, nn.Embedding] = {}
+    for layer in range(config.num_layers):
+        has_table = config.value_embeddings and (config.num_layers - layer) % 2 == 1
+        if has_table:
+            tables[len(blocks)] = _table_of_zeros(vocabulary_size, config.width)
+        first_blocks.append(len(blocks))
         blocks += [
             Attention(
                 config.width,
@@ -70,6 +83,10 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
                 norm=norm,
                 qk_norm=config.qk_norm,
                 memory=config.memory,
+                value_gates=has_table,
+                output_gates=config.attention_gates,
+                key_offset=config.key_offset,
+                initial_gain=config.qk_gain,
             ),
             FeedForward(
                 config.width,
@@ -103,12 +120,22 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
         final_norm=norm(config.width),
         dropout=output_dropout,
         inputs=inputs,
+        values=tables,
+        residual=ResidualStream(config.width, first_blocks, skip=config.skip, backout=config.backout)
+        if config.residual_scalars
+        else None,
     )
+
+
+def _table_of_zeros(vocabulary_size: int, width: int) -> nn.Embedding:
+    table = nn.Embedding(vocabulary_size, width)
+    nn.init.zeros_(table.weight)
+    return table
 
 
 def _positions(config: ModernConfig) -> Positions:
     if config.positions == "rotary":
-        return RotaryPositions(config.rope_base)
+        return RotaryPositions(config.rope_base, config.rope_fraction)
     if config.positions == "learned":
         return LearnedDistanceKeys(config.span.limit, config.width // config.num_heads)
     return NoPositions()

@@ -22,7 +22,7 @@ from longspan.layers.lstm import LSTMBlock
 from longspan.layers.sha_attention import SingleHeadAttention
 from longspan.models.interface import LanguageModel
 from longspan.models.pipeline import pipelined
-from longspan.models.stack import Stack
+from longspan.models.stack import NO_VALUES, Stack, Values
 from longspan.output import SplitSoftmaxHead
 from longspan.state import State
 
@@ -35,10 +35,10 @@ CHUNKS = 2
 class ShaRnn(Stack):
     """A stack that is trained as a pipeline on a GPU, unless something has to be done around each block."""
 
-    def _through(self, h_BTD: Tensor, states: State) -> tuple[Tensor, State]:
+    def _through(self, h_BTD: Tensor, states: State, values: Values = NO_VALUES) -> tuple[Tensor, State]:
         if CHUNKS > 1 and h_BTD.is_cuda and torch.is_grad_enabled() and self.around_block is None:
             return self._through_pipeline(h_BTD, states)
-        return super()._through(h_BTD, states)
+        return super()._through(h_BTD, states, values)
 
     def _through_pipeline(self, h_BTD: Tensor, states: State) -> tuple[Tensor, State]:
         named = {name: block for name, block in self.blocks.named_children() if isinstance(block, Block)}

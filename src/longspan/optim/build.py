@@ -19,8 +19,10 @@ from longspan.optim.adagrad import Adagrad
 from longspan.optim.groups import group_of_parameters
 from longspan.optim.lamb import Lamb
 from longspan.optim.muon import Muon
+from longspan.optim.normuon import NorMuon
+from longspan.optim.schedules import highest_momentum
 
-_MOMENTUM = {"muon": 0.95, "sgd": 0.0}  # defaults, if the stage has no momentum
+_MUONS = {"muon": Muon, "normuon": NorMuon}
 
 
 def build_optimizers(
@@ -29,8 +31,17 @@ def build_optimizers(
     """The optimizers of a stage. Together they hold every trainable parameter once, except those `without`.
 
     `group_of_parameters` decides what Muon trains and, unless `weight_decay_of` is "all", what has weight
-    decay. Every group stores its peak rate as `peak`, which `set_rate` scales.
+    decay. Every group stores its peak rate as `peak`, which `set_rate` scales, and so `peak_decay` if the
+    decay follows the rate.
     """
+    optimizers = _build(model, stage, without)
+    if stage.weight_decay_schedule == "learning-rate":
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["peak_decay"] = group["weight_decay"]
+    return optimizers
+
+
+def _build(model: LanguageModel, stage: StageConfig, without: Iterable[nn.Parameter]) -> list[Optimizer]:
     rate = stage.learning_rate
     elsewhere = {id(p) for p in without}
     groups_of = {p: group for p, group in group_of_parameters(model).items() if id(p) not in elsewhere}
@@ -39,23 +50,36 @@ def build_optimizers(
         return [p for p, group in groups_of.items() if group in kinds]
 
     apart: list[dict[str, Any]] = []
-    not_matrices = ["no_decay", "span"]
+    not_matrices = ["no_decay"]
     decay = stage.weight_decay
     decay_of_others = decay if stage.weight_decay_of == "all" else 0.0
-    if stage.span_learning_rate is not None:
-        not_matrices.remove("span")
-        apart = _group(members("span"), stage.span_learning_rate, decay_of_others)
+    for kind, own_rate in (
+        ("embedding", stage.embedding_learning_rate),
+        ("head", stage.head_learning_rate),
+        ("scalar", stage.scalar_learning_rate),
+        ("span", stage.span_learning_rate),
+    ):
+        if own_rate is None:
+            not_matrices.append(kind)
+        else:
+            apart += _group(members(kind), own_rate, decay_of_others)
     if stage.optimizer == "adagrad":
         every = _group(members("matrix", "decay", *not_matrices), rate)
         groups = [{"params": g["params"], "peak": g["peak"]} for g in every + apart]
         return [Adagrad(groups, lr=rate, clip=stage.clip_norm)]
     others = members(*not_matrices)
-    momentum = _MOMENTUM.get(stage.optimizer, 0.0) if stage.momentum is None else stage.momentum
-    if stage.optimizer == "muon":
+    if stage.optimizer in _MUONS:
         matrices, decaying = members("matrix"), members("decay")
         if not matrices:
-            raise UserError("muon needs matrices inside blocks, and this model has none: use adamw")
-        muon = Muon(_group(matrices, rate, decay), lr=rate, momentum=momentum)
+            raise UserError(
+                f"{stage.optimizer} needs matrices inside blocks, and this model has none: use adamw"
+            )
+        muon = _MUONS[stage.optimizer](
+            _group(matrices, rate, decay),
+            lr=rate,
+            momentum=highest_momentum(stage),
+            cautious=stage.cautious_decay,
+        )
         rate_of_others = rate if stage.adamw_learning_rate is None else stage.adamw_learning_rate
         groups = _group(decaying, rate_of_others, decay) + _group(others, rate_of_others, decay_of_others)
         return [muon, _adam(torch.optim.AdamW, groups + apart, stage)]
@@ -66,6 +90,7 @@ def build_optimizers(
     if stage.optimizer == "sgd":
         # torch has no fused SGD for sharded tensors
         fused = not any(map(is_sharded, groups_of))
+        momentum = highest_momentum(stage)
         return [torch.optim.SGD(groups, lr=rate, momentum=momentum, fused=fused, foreach=not fused)]
     return [_adam(torch.optim.Adam if stage.optimizer == "adam" else torch.optim.AdamW, groups, stage)]
 
@@ -78,14 +103,25 @@ def compile_updates(optimizers: Iterable[Optimizer], fallback: CompileFallback) 
 
 
 def set_rate(optimizers: list[Optimizer], fraction: float) -> None:
-    """Set the learning rate of every group to this fraction of its peak rate."""
+    """Set the learning rate of every group to this fraction of its peak, and its decay if that follows."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * fraction
+            if "peak_decay" in group:
+                group["weight_decay"] = group["peak_decay"] * fraction
+
+
+def set_momentum(optimizers: list[Optimizer], momentum: float) -> None:
+    """Set the momentum of the optimizers that have one."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if "momentum" in group:
+                group["momentum"] = momentum
 
 
 def _adam(kind: type[torch.optim.Adam], groups: list[dict[str, Any]], stage: StageConfig) -> torch.optim.Adam:
-    return kind(groups, lr=stage.learning_rate, betas=(stage.beta1, stage.beta2), fused=True)
+    betas = (stage.beta1, stage.beta2)
+    return kind(groups, lr=stage.learning_rate, betas=betas, eps=stage.epsilon, fused=True)
 
 
 def _group(parameters: list[nn.Parameter], peak: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ def divided(x_NRC: Tensor, compute: Compute) -> Callable[[], Tensor]:
     """`compute(x)`, where every rank has all matrices and needs all results."""
     count, rows, columns = x_NRC.shape
     share = _share(count)
-    results_nRC = compute(x_NRC[_owned(share)])
+    results_nRC = compute(x_NRC[owned(count)])
     sent_nRC = _filled(results_nRC, share, rows)
     gathered_NRC = sent_nRC.new_empty(size() * share, rows, columns)
     # torch 2.13 renames it; older versions know only the second name.
@@ -51,7 +51,7 @@ def divided_rows(shards_NrC: Tensor, rows: int, compute: Compute) -> Callable[[]
     )
     dist.all_to_all_single(received_WnrC, _filled(shards_NrC, size() * share, rows_each))
     x_nRC = received_WnrC.transpose(0, 1).reshape(share, -1, columns)
-    results_nRC = compute(x_nRC[: len(range(count)[_owned(share)]), :rows])
+    results_nRC = compute(x_nRC[: len(range(count)[owned(count)]), :rows])
     filled_nWrC = _filled(results_nRC, share, size() * rows_each).view(share, size(), rows_each, columns)
     sent_WnrC = filled_nWrC.transpose(0, 1).contiguous()
     returned_WnrC = torch.empty_like(sent_WnrC)
@@ -69,7 +69,9 @@ def _share(number: int) -> int:
     return -(-number // size())
 
 
-def _owned(share: int) -> slice:
+def owned(number: int) -> slice:
+    """Which of this many belong to this rank."""
+    share = _share(number)
     return slice(rank() * share, (rank() + 1) * share)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from torch import Tensor, nn
+from torch import nn
 
 from longspan import hooks
 from longspan.config import StageConfig
@@ -19,11 +19,19 @@ def group_of_parameters(model: LanguageModel) -> dict[nn.Parameter, str]:
     """The group of every trainable parameter, one of `GROUPS`, in the order of `model.parameters()`.
 
     An undeclared parameter is "matrix" if it is a matrix of a linear or recurrent layer outside the output
-    head, and "no_decay" otherwise.
+    head, "embedding" if it is the table of an embedding, tied or not, "head" in the output head, "scalar" if
+    it is a single number, and "no_decay" otherwise.
     """
-    declared = _declared(model)
-    default = dict.fromkeys(_layer_matrices(model), "matrix")
-    return {p: declared.get(p) or default.get(p, "no_decay") for p in model.parameters() if p.requires_grad}
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = {
+        **dict.fromkeys(parameters, "no_decay"),
+        **{p: "scalar" for p in parameters if p.numel() == 1},
+        **dict.fromkeys(model.head.parameters(), "head"),
+        **dict.fromkeys(_embeddings(model), "embedding"),
+        **dict.fromkeys(_layer_matrices(model), "matrix"),
+        **_declared(model),
+    }
+    return {p: groups[p] for p in parameters}
 
 
 def undeclared_notice(model: LanguageModel, stages: Iterable[StageConfig]) -> str | None:
@@ -33,7 +41,7 @@ def undeclared_notice(model: LanguageModel, stages: Iterable[StageConfig]) -> st
     are not embeddings and not in the output head.
     """
     stages = list(stages)
-    muon = any(stage.optimizer == "muon" for stage in stages)
+    muon = any(stage.optimizer in ("muon", "normuon") for stage in stages)
     partly = [stage for stage in stages if stage.weight_decay_of == "matrices"]
     if not muon and not any(stage.weight_decay > 0 for stage in partly):
         return None
@@ -80,5 +88,7 @@ def _layer_matrices(model: LanguageModel) -> Iterator[nn.Parameter]:
             yield from (p for p in layer.parameters(recurse=False) if p.ndim == 2 and p not in head)
 
 
-def _embeddings(model: LanguageModel) -> Iterator[Tensor]:
-    return (layer.weight for layer in model.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag))
+def _embeddings(model: LanguageModel) -> Iterator[nn.Parameter]:
+    for layer in model.modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            yield from layer.parameters(recurse=False)

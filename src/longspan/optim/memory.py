@@ -5,6 +5,7 @@ Settings such as rates are not included: they come from the configuration.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 from longspan.models.interface import LanguageModel
 from longspan.optim.adagrad import Adagrad
 from longspan.optim.muon import Muon
+from longspan.optim.normuon import NorMuon, lines_shape
 
 _STEP_COUNT = 4  # bytes: Adam counts the steps of every parameter in a float32
 
@@ -56,12 +58,18 @@ def state_bytes(optimizers: Iterable[Optimizer], size: Callable[[Tensor], int]) 
     `size` gives the bytes of a tensor of the shape of a parameter.
     """
     return sum(
-        _copies(optimizer, group) * size(parameter)
-        + (_STEP_COUNT if isinstance(optimizer, torch.optim.Adam) else 0)
+        _copies(optimizer, group) * size(parameter) + _more(optimizer, parameter)
         for optimizer in optimizers
         for group in optimizer.param_groups
         for parameter in group["params"]
     )
+
+
+def _more(optimizer: Optimizer, parameter: Tensor) -> int:
+    """Bytes of states that do not have the shape of the parameter; sharding does not divide them."""
+    if isinstance(optimizer, NorMuon):
+        return math.prod(lines_shape(parameter.shape)) * parameter.element_size()
+    return _STEP_COUNT if isinstance(optimizer, torch.optim.Adam) else 0
 
 
 def _copies(optimizer: Optimizer, group: Mapping[str, Any]) -> int:

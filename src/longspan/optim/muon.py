@@ -13,12 +13,9 @@ from torch.optim import Optimizer
 
 from longspan.distributed import local, size
 from longspan.errors import UserError
-from longspan.optim.division import divided, divided_rows
+from longspan.optim.division import Compute, divided, divided_rows
+from longspan.optim.polar import orthogonal, precise_enough
 from longspan.optim.shards import local_gradients, with_gradients
-
-STEPS = 5
-QUINTIC = (3.4445, -4.7750, 2.0315)
-EPSILON = 1e-7
 
 
 class Muon(Optimizer):
@@ -29,22 +26,39 @@ class Muon(Optimizer):
         p  = (1 - lr · decay) p - 0.2 lr √max(R, C) · o
 
     The factor makes steps about as large as AdamW's (Liu et al., 2025), so learning rates of the two are
-    comparable. A parameter [N, R, C] holds N matrices. The result is that of `torch.optim.Muon` with
-    "match_rms_adamw", but all matrices of one shape are orthogonalised in the same batched products: on a GPU
-    a few large ones instead of hundreds of small ones.
+    comparable. Others use √max(1, R / C) in place of 0.2 √max(R, C): divide their rate by 0.2 √C, so that
+    0.02 for 512 x 512 is 0.0044 here. A parameter [N, R, C] holds N matrices. The result is that of
+    `torch.optim.Muon` with "match_rms_adamw", but all matrices of one shape are orthogonalised in the same
+    batched products: on a GPU a few large ones instead of hundreds of small ones.
+
+    With `cautious` decay (Chen et al., 2025) a weight decays only where the step also brings it nearer to 0,
+    where o and p have the same sign.
 
     With several ranks each matrix is orthogonalised on one of them. All ranks must hold the same parameters:
     whole and with the same gradients, or sharded by FSDP2.
     """
 
-    def __init__(self, parameters: Any, lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
-        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+    def __init__(
+        self,
+        parameters: Any,
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        cautious: bool = False,
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "cautious": cautious}
+        super().__init__(parameters, defaults)
         for p in (p for group in self.param_groups for p in group["params"]):
             if p.ndim < 2:
                 raise UserError(
-                    f"Muon updates matrices, and one of its parameters has the shape {list(p.shape)}: "
-                    "give vectors and scalars to another optimizer, such as AdamW"
+                    f"{type(self).__name__} updates matrices, and one of its parameters has the shape "
+                    f"{list(p.shape)}: give vectors and scalars to another optimizer, such as AdamW"
                 )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("cautious", False)  # older ones have none
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -61,25 +75,41 @@ class Muon(Optimizer):
         shapes = [p.shape for p in parameters]  # of the whole parameters
         gradients = local_gradients(parameters)
         means = [local(self._mean(p)) for p in parameters]
-        parameters = [local(p) for p in parameters]
         torch._foreach_lerp_(means, gradients, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(gradients, means, group["momentum"])
-        if group["weight_decay"]:
-            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
 
-        def start(shape: torch.Size) -> tuple[torch.Size, list[Tensor], Callable[[], Tensor]]:
+        def start(shape: torch.Size) -> tuple[list[Tensor], Callable[[], Tensor]]:
             alike = [i for i, other in enumerate(shapes) if other == shape]
             nesterov_NRC = torch.cat([_matrices(nesterov[i]) for i in alike])
-            return shape, [parameters[i] for i in alike], _orthogonalised(nesterov_NRC, shape, sharded)
+            return [parameters[i] for i in alike], self._orthogonalised(nesterov_NRC, shape, sharded)
 
         started = map(start, dict.fromkeys(shapes))  # unique, in order of appearance
         # With several ranks a shape is communicated while the next ones are computed.
-        for shape, alike, wait in started if size() == 1 else list(started):
-            rate = 0.2 * group["lr"] * math.sqrt(max(shape[-2:]))
-            moves_NRC = wait().to(alike[0].dtype)
-            matrices = moves_NRC.split([len(_matrices(p)) for p in alike])
-            moves = [move.view_as(p) for move, p in zip(matrices, alike, strict=True)]
-            torch._foreach_add_(alike, moves, alpha=-rate)
+        for alike, wait in started if size() == 1 else list(started):
+            self._apply(alike, wait(), group, sharded)
+
+    def _orthogonal(self, x_NRC: Tensor) -> Tensor:
+        return orthogonal(x_NRC)
+
+    def _apply(self, parameters: list[Tensor], o_NRC: Tensor, group: dict[str, Any], sharded: bool) -> None:
+        """Decay and step of parameters of one shape; of sharded ones, o has the rows of this rank."""
+        rate, decay = rate_of(parameters[0].shape, group), group["lr"] * group["weight_decay"]
+        weights = [local(p) for p in parameters]
+        moves = moves_like(weights, o_NRC)
+        if decay and group["cautious"]:
+            decay_cautiously(weights, moves, torch.tensor(decay, dtype=torch.float64))
+        elif decay:
+            torch._foreach_mul_(weights, 1 - decay)
+        torch._foreach_add_(weights, moves, alpha=-rate)
+
+    def _orthogonalised(self, x_NRC: Tensor, shape: torch.Size, sharded: bool) -> Callable[[], Tensor]:
+        """The orthogonal matrices of parameters of one shape, divided over the ranks."""
+        compute: Compute = self._orthogonal
+        if size() == 1 or (sharded and len(shape) > 2):  # a shard of [N, R, C] has whole matrices
+            return partial(compute, x_NRC)
+        if sharded:
+            return divided_rows(precise_enough(x_NRC), shape[0], compute)
+        return divided(x_NRC, compute)
 
     def _mean(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -94,32 +124,22 @@ def _matrices(parameter: Tensor) -> Tensor:
     return parameter.reshape(math.prod(parameter.shape[:-2]), *parameter.shape[-2:])
 
 
-def _orthogonalised(x_NRC: Tensor, shape: torch.Size, sharded: bool) -> Callable[[], Tensor]:
-    """`orthogonal` of the matrices of parameters of one shape, divided over the ranks."""
-    if size() == 1 or (sharded and len(shape) > 2):  # a shard of [N, R, C] has whole matrices
-        return partial(orthogonal, x_NRC)
-    if sharded:
-        return divided_rows(_precise_enough(x_NRC), shape[0], orthogonal)
-    return divided(x_NRC, orthogonal)
+def rate_of(shape: torch.Size, group: dict[str, Any]) -> float:
+    """What a step is multiplied by."""
+    rate: float = 0.2 * group["lr"] * math.sqrt(max(shape[-2:]))
+    return rate
 
 
-def _precise_enough(x_NRC: Tensor) -> Tensor:
-    """On a GPU bfloat16 is precise enough for a direction."""
-    return x_NRC.bfloat16() if x_NRC.is_cuda else x_NRC
+def moves_like(weights: list[Tensor], o_NRC: Tensor) -> list[Tensor]:
+    """The steps as tensors of the shape and type of the weights."""
+    matrices = o_NRC.to(weights[0].dtype).split([len(_matrices(w)) for w in weights])
+    return [matrix.view_as(w) for matrix, w in zip(matrices, weights, strict=True)]
 
 
-def orthogonal(x_NRC: Tensor) -> Tensor:
-    """U S' V^T for each X = U S V^T, with all of S' near 1: five steps of X = a X + b X X^T X + c (X X^T)² X.
-
-    On a GPU in bfloat16. A matrix of zeros stays zero.
-    """
-    if x_NRC.shape[1] > x_NRC.shape[2]:
-        return orthogonal(x_NRC.mT).mT
-    x_NRC = _precise_enough(x_NRC)
-    a, b, c = QUINTIC
-    x_NRC = x_NRC / x_NRC.norm(dim=(1, 2), keepdim=True).clamp(min=EPSILON)
-    for _ in range(STEPS):
-        gram_NRR = x_NRC @ x_NRC.mT
-        mixed_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=b, alpha=c)
-        x_NRC = torch.baddbmm(x_NRC, mixed_NRR, x_NRC, beta=a)
-    return x_NRC
+def decay_cautiously(weights: list[Tensor], moves: list[Tensor], decay: Tensor) -> None:
+    """w = (1 - decay) w where w and its move have the same sign. The decay is one number on the CPU."""
+    parts = torch._foreach_mul(weights, moves)
+    torch._foreach_sign_(parts)
+    torch._foreach_clamp_min_(parts, 0.0)
+    torch._foreach_mul_(parts, decay)
+    torch._foreach_addcmul_(weights, parts, weights, value=-1)

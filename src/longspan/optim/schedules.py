@@ -1,10 +1,12 @@
-"""Learning-rate schedules: the rate over a stage as a fraction of its peak."""
+"""Schedules over a stage: the learning rate as a fraction of its peak, and the momentum."""
 
 from __future__ import annotations
 
 import math
 
 from longspan.config import StageConfig
+
+_MOMENTUM = {"muon": 0.95, "normuon": 0.95}  # if the stage has none
 
 
 def fraction(stage: StageConfig, step: int, seconds: float = 0.0, epochs: float = 0.0) -> float:
@@ -29,6 +31,24 @@ def _undropped(stage: StageConfig, step: int, seconds: float, epochs: float) -> 
     if stage.schedule == "inverse-sqrt":
         return warm * min(1.0, math.sqrt(max(stage.warmup_steps, 1) / step))
     return warm
+
+
+def momentum(stage: StageConfig, step: int, seconds: float = 0.0, epochs: float = 0.0) -> float:
+    """The momentum at update number `step`, counted from 1.
+
+    It rises linearly from `momentum_start` over the first steps and falls back to it at the end, where the
+    stage has these.
+    """
+    low, high = stage.momentum_start, highest_momentum(stage)
+    height = min(1.0, step / stage.momentum_warmup_steps) if stage.momentum_warmup_steps else 1.0
+    if stage.momentum_cooldown:
+        left = 1.0 - done(stage, step - 1, seconds, epochs)
+        height = min(height, left / stage.momentum_cooldown)
+    return low + (high - low) * height if height < 1.0 else high
+
+
+def highest_momentum(stage: StageConfig) -> float:
+    return _MOMENTUM.get(stage.optimizer, 0.0) if stage.momentum is None else stage.momentum
 
 
 def done(stage: StageConfig, steps: int, seconds: float, epochs: float = 0.0) -> float:

@@ -48,7 +48,7 @@ class Searching(Strategy):
     def optimizers_of(self, stage: StageConfig) -> list[Optimizer]:
         return build_optimizers(self.model, stage, without=self._apart)
 
-    def moving(self, step: int, fraction: float) -> list[Optimizer]:
+    def moving(self, step: int, fraction: float, momentum: float | None = None) -> list[Optimizer]:
         after_warm_up = step - self._search.warm_up_steps
         if (
             self._of_architecture
@@ -56,7 +56,7 @@ class Searching(Strategy):
             and after_warm_up % self._search.architecture_every == 0
         ):
             return self._of_architecture
-        return super().moving(step, fraction)
+        return super().moving(step, fraction, momentum)
 
     def judge(self, score: Callable[[], Score]) -> tuple[Score, dict[str, Score]]:
         """The hard score selects the best weights: only the most likely pattern is kept."""

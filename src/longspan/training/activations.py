@@ -107,11 +107,12 @@ class _Kept:
     def counting(self) -> saved_tensors_hooks:
         return self._counting(self._outside)
 
-    def around_block(self, block: nn.Module, h_BTD: Tensor, state: State) -> Any:
-        self._count(h_BTD, self._inputs)
+    def around_block(self, block: nn.Module, h_BTD: Tensor, state: State, *more: Tensor) -> Any:
+        for tensor in (h_BTD, *more):
+            self._count(tensor, self._inputs)
         self._blocks.append({})
         with self._counting(self._blocks[-1]):
-            return block(h_BTD, state)
+            return block(h_BTD, state, *more)
 
     def release(self) -> None:
         self._alive.clear()

@@ -23,7 +23,7 @@ from longspan.data import BlockSource, GivenTokens, Lanes, Segments, SomeLanes, 
 from longspan.errors import UserError
 from longspan.evaluation import Score, evaluate
 from longspan.models import LanguageModel
-from longspan.optim import fraction, undeclared_notice
+from longspan.optim import fraction, momentum, undeclared_notice
 from longspan.progress import duration
 from longspan.runs import Checkpoint, RunFolder, checkpoint
 from longspan.runs.resume_checks import fixed_options
@@ -261,12 +261,13 @@ class Loop:
         if block.begins:
             self._state = distributed.initial_state(self._model, block.tokens_BT.shape[0])
         self._model.begin_epoch(block.position.epoch)
-        part = fraction(stage, progress.stage_step + 1, progress.stage_seconds, self._epochs(block))
+        now = (progress.stage_step + 1, progress.stage_seconds, self._epochs(block))
+        part = fraction(stage, *now)
         progress.learning_rate = stage.learning_rate * part
         clip_norm = (
             0.0 if stage.optimizer == "adagrad" else stage.clip_norm
         )  # Adagrad clips each tensor itself
-        moving = self._strategy.moving(progress.step + 1, part)
+        moving = self._strategy.moving(progress.step + 1, part, momentum(stage, *now))
         nats, self._state = self._updater.update(
             block.tokens_BT,
             block.targets_BT,

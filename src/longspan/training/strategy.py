@@ -12,7 +12,14 @@ from longspan.config import RunConfig, StageConfig
 from longspan.errors import UserError
 from longspan.evaluation import Score
 from longspan.models import LanguageModel
-from longspan.optim import build_optimizers, compile_updates, memories, restore_memories, set_rate
+from longspan.optim import (
+    build_optimizers,
+    compile_updates,
+    memories,
+    restore_memories,
+    set_momentum,
+    set_rate,
+)
 
 
 class Strategy:
@@ -49,12 +56,14 @@ class Strategy:
     def optimizers_of(self, stage: StageConfig) -> list[Optimizer]:
         return build_optimizers(self.model, stage)
 
-    def moving(self, step: int, fraction: float) -> list[Optimizer]:
+    def moving(self, step: int, fraction: float, momentum: float | None = None) -> list[Optimizer]:
         """The optimizers that step in update number `step`, counted from 1, with their rates set.
 
-        `fraction` is the part of the stage's learning rate.
+        `fraction` is the part of the stage's learning rate. A `momentum` is set too, where there is one.
         """
         set_rate(self._of_stage, fraction)
+        if momentum is not None:
+            set_momentum(self._of_stage, momentum)
         return self._of_stage
 
     def judge(self, score: Callable[[], Score]) -> tuple[Score, dict[str, Score]]:

@@ -4,11 +4,12 @@ Every position has rows for its heads: queries (or none), as many keys, as many 
 
     q = g_h q / rms(q),    k = k / rms(k),    rms(x)^2 = mean(x^2) + 1e-6
 
-and with a RoPE base, position n rotates the pair (x_i, x_{i+E}) of a query or key by n base^(-i/E):
+and with RoPE, position n rotates the pair (x_i, x_{i+E}) of a query or key by n base^(-i/P):
 
     out_i     = x_i cos(angle) - x_{i+E} sin(angle)
-    out_{i+E} = x_i sin(angle) + x_{i+E} cos(angle),    i = 0 ... E - 1,  E = K / 2
+    out_{i+E} = x_i sin(angle) + x_{i+E} cos(angle),    i = 0 ... P - 1,  P <= E = K / 2
 
+The pairs from P on are not rotated: P = fraction E, rounded.
 Row t of a text that has read `first` tokens is at position first + t. Angles are computed in float64, so that
 they are exact for any position. Values are not changed.
 
@@ -20,15 +21,15 @@ Shapes: B batch, T positions, H heads, K head width, R = 3H rows (2H without que
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from torch import Tensor
 
 from longspan.kernels.dispatch import use_triton
 from longspan.kernels.qk_norm_rope import eager
-from longspan.kernels.qk_norm_rope.eager import QKV
+from longspan.kernels.qk_norm_rope.eager import QKV, Rope, rotated_pairs
 
-__all__ = ["QKV", "qk_norm_rope"]
+PLAIN = Rope()
+
+__all__ = ["QKV", "Rope", "qk_norm_rope", "rotated_pairs"]
 
 
 def qk_norm_rope(
@@ -37,15 +38,12 @@ def qk_norm_rope(
     *,
     gain_H: Tensor | None = None,
     first_B: Tensor | None = None,
-    base: float = 10000.0,
+    rope: Rope = PLAIN,
 ) -> QKV:
     """Queries, keys and values of these heads: normed if there is `gain_H`, rotated if there is `first_B`."""
-    unchanged = gain_H is None and first_B is None
-    backend = eager if unchanged or not use_triton(rows_BTRK) else _gpu_backend()
-    return backend.qk_norm_rope(rows_BTRK, heads, gain_H, first_B, base)
-
-
-def _gpu_backend() -> ModuleType:
+    given = rows_BTRK, heads, gain_H, first_B, rope
+    if (gain_H is None and first_B is None) or not use_triton(rows_BTRK):
+        return eager.qk_norm_rope(*given)
     from longspan.kernels.qk_norm_rope import triton_kernels
 
-    return triton_kernels
+    return triton_kernels.qk_norm_rope(*given)

@@ -8,9 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from longspan.kernels.contiguous_split import contiguous_split
+from longspan.kernels.layout import contiguous_split
 
 EPSILON = 1e-6
+
+
+class Rope(NamedTuple):
+    """Which pairs of a head are rotated, and how fast."""
+
+    base: float = 10000.0
+    fraction: float = 1.0
 
 
 class QKV(NamedTuple):
@@ -23,7 +30,7 @@ class QKV(NamedTuple):
 
 
 def qk_norm_rope(
-    rows_BTRK: Tensor, heads: int, gain_H: Tensor | None, first_B: Tensor | None, base: float
+    rows_BTRK: Tensor, heads: int, gain_H: Tensor | None, first_B: Tensor | None, rope: Rope
 ) -> QKV:
     sizes = [rows_BTRK.shape[2] - 2 * heads, heads, heads]
     q_BTHK, k_BTHK, v_BTHK = contiguous_split(rows_BTRK, sizes, dim=2)
@@ -33,7 +40,7 @@ def qk_norm_rope(
         gain_H1 = gain_H[: q_BTHK.shape[2], None].to(q_BTHK.dtype)
         q_BTHK, k_BTHK = _normed(q_BTHK) * gain_H1, _normed(k_BTHK)
     if first_B is not None:
-        angles = _angles(rows_BTRK, first_B, base)
+        angles = _angles(rows_BTRK, first_B, rope)
         q_BTHK, k_BTHK = _rotated(q_BTHK, *angles), _rotated(k_BTHK, *angles)
     return QKV(q_BTHK, k_BTHK, v_BTHK, torch.cat([k_BTHK, v_BTHK], dim=2))
 
@@ -42,10 +49,10 @@ def _normed(x_BTHK: Tensor) -> Tensor:
     return F.rms_norm(x_BTHK, x_BTHK.shape[-1:], eps=EPSILON).to(x_BTHK.dtype)
 
 
-def _angles(rows_BTRK: Tensor, first_B: Tensor, base: float) -> tuple[Tensor, Tensor]:
+def _angles(rows_BTRK: Tensor, first_B: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every position's angles, [B, T, 1, E]."""
     position_BT = first_B[:, None] + torch.arange(rows_BTRK.shape[1], device=rows_BTRK.device)
-    angle_BTE = position_BT[..., None] * speeds(rows_BTRK.shape[-1] // 2, base, rows_BTRK.device)
+    angle_BTE = position_BT[..., None] * speeds(rows_BTRK.shape[-1] // 2, rope, rows_BTRK.device)
     angle_BT1E = angle_BTE[:, :, None]
     return angle_BT1E.cos().to(rows_BTRK.dtype), angle_BT1E.sin().to(rows_BTRK.dtype)
 
@@ -56,7 +63,13 @@ def _rotated(x_BTHK: Tensor, cos_BT1E: Tensor, sin_BT1E: Tensor) -> Tensor:
     return torch.cat([rotated_left, torch.addcmul(right * cos_BT1E, left, sin_BT1E)], dim=-1)
 
 
-def speeds(pairs: int, base: float, device: torch.device) -> Tensor:
+def rotated_pairs(pairs: int, fraction: float) -> int:
+    """How many of a head's pairs are rotated."""
+    return max(1, round(fraction * pairs))
+
+
+def speeds(pairs: int, rope: Rope, device: torch.device) -> Tensor:
     """The angle between positions for each pair, [E], float64."""
+    rotated = rotated_pairs(pairs, rope.fraction)
     pair_E = torch.arange(pairs, device=device, dtype=torch.float64)
-    return base ** (-pair_E / pairs)
+    return torch.where(pair_E < rotated, rope.base ** (-pair_E / rotated), 0.0)

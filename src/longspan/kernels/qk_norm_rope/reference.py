@@ -8,11 +8,11 @@ import math
 import torch
 from torch import Tensor
 
-from longspan.kernels.qk_norm_rope.eager import EPSILON, QKV
+from longspan.kernels.qk_norm_rope.eager import EPSILON, QKV, Rope
 
 
 def qk_norm_rope(
-    rows_BTRK: Tensor, heads: int, gain_H: Tensor | None, first_B: Tensor | None, base: float
+    rows_BTRK: Tensor, heads: int, gain_H: Tensor | None, first_B: Tensor | None, rope: Rope
 ) -> QKV:
     out_BTRK = rows_BTRK.clone()
     queries = rows_BTRK.shape[2] - 2 * heads
@@ -24,7 +24,7 @@ def qk_norm_rope(
                     gain = gain_H[r].item() if r < queries else 1.0
                     row = _normed(row, gain)
                 if first_B is not None:
-                    row = _rotated(row, int(first_B[b]) + t, base)
+                    row = _rotated(row, int(first_B[b]) + t, rope)
                 out_BTRK[b, t, r] = torch.tensor(row)
     kv_BTXK = out_BTRK[:, :, queries:]
     return QKV(out_BTRK[:, :, :queries], kv_BTXK[:, :, :heads], kv_BTXK[:, :, heads:], kv_BTXK)
@@ -35,10 +35,10 @@ def _normed(row: list[float], gain: float) -> list[float]:
     return [gain * x / rms for x in row]
 
 
-def _rotated(row: list[float], position: int, base: float) -> list[float]:
+def _rotated(row: list[float], position: int, rope: Rope) -> list[float]:
     pairs = len(row) // 2
-    rotated = [
-        complex(row[i], row[i + pairs]) * cmath.exp(1j * position * base ** (-i / pairs))
-        for i in range(pairs)
-    ]
-    return [z.real for z in rotated] + [z.imag for z in rotated]
+    rotated = max(1, round(rope.fraction * pairs))
+    after = [complex(row[i], row[i + pairs]) for i in range(pairs)]
+    for i in range(rotated):
+        after[i] *= cmath.exp(1j * position * rope.base ** (-i / rotated))
+    return [z.real for z in after] + [z.imag for z in after]

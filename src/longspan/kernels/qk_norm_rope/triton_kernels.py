@@ -21,7 +21,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from longspan.kernels.qk_norm_rope.eager import EPSILON, QKV, speeds
+from longspan.kernels.layout import contiguous_rows, strides
+from longspan.kernels.qk_norm_rope.eager import EPSILON, QKV, Rope, speeds
 
 TAU = tl.constexpr(2 * math.pi)
 POSITIONS = 32
@@ -30,18 +31,18 @@ PROGRAMS = 2048
 
 
 def qk_norm_rope(
-    rows_BTRK: Tensor, heads: int, gain_H: Tensor | None, first_B: Tensor | None, base: float
+    rows_BTRK: Tensor, heads: int, gain_H: Tensor | None, first_B: Tensor | None, rope: Rope
 ) -> QKV:
-    turns_E = None if first_B is None else _turns(rows_BTRK.shape[-1] // 2, base, rows_BTRK.device)
-    rows_BTRK = _contiguous_rows(rows_BTRK)
+    turns_E = None if first_B is None else _turns(rows_BTRK.shape[-1] // 2, rope, rows_BTRK.device)
+    rows_BTRK = contiguous_rows(rows_BTRK)
     return QKV(*_QKNormRope.apply(rows_BTRK, gain_H, first_B, turns_E, heads))  # type: ignore[no-untyped-call]
 
 
 @cache  # never freed: a CUDA graph reads them at their address
-def _turns(pairs: int, base: float, device: torch.device) -> Tensor:
+def _turns(pairs: int, rope: Rope, device: torch.device) -> Tensor:
     """The part of a full rotation that each pair makes from one position to the next."""
     with torch.inference_mode(False):  # the first call may be in inference mode, a later one in training
-        return speeds(pairs, base, device) / (2 * math.pi)
+        return speeds(pairs, rope, device) / (2 * math.pi)
 
 
 class _QKNormRope(torch.autograd.Function):
@@ -64,7 +65,7 @@ class _QKNormRope(torch.autograd.Function):
         if rows_BTRK.numel():
             forward_kernel[_grid(rows_BTRK, heads)](
                 rows_BTRK, q_BTHK, k_BTHK, v_BTHK, gain_H, first_B, turns_E,
-                *_strides(rows_BTRK, q_BTHK, k_BTHK), **_sizes(rows_BTRK, heads, gain_H, first_B),
+                *strides(rows_BTRK, q_BTHK, k_BTHK), **_sizes(rows_BTRK, heads, gain_H, first_B),
             )  # fmt: skip
         return q_BTHK, k_BTHK, v_BTHK, kv_BTXK
 
@@ -85,7 +86,7 @@ class _QKNormRope(torch.autograd.Function):
         if rows_BTRK.numel():
             gradient_kernel[grid](
                 rows_BTRK, dq_BTHK, dk_BTHK, dv_BTHK, drows_BTRK, dgain_HN, gain_H, first_B, turns_E,
-                *_strides(rows_BTRK, dq_BTHK, dk_BTHK, dv_BTHK, drows_BTRK),
+                *strides(rows_BTRK, dq_BTHK, dk_BTHK, dv_BTHK, drows_BTRK),
                 **_sizes(rows_BTRK, heads, gain_H, first_B),
             )  # fmt: skip
         dgain_H = None if gain_H is None or queries == 0 else dgain_HN.sum(1).to(gain_H.dtype)
@@ -95,21 +96,12 @@ class _QKNormRope(torch.autograd.Function):
 def _sum_of(like: Tensor, *gradients: Tensor | None) -> Tensor:
     """The sum of all gradients that are not None; zeros if there are none."""
     there = [gradient for gradient in gradients if gradient is not None]
-    return _contiguous_rows(sum(there[1:], start=there[0]) if there else torch.zeros_like(like))
-
-
-def _contiguous_rows(x: Tensor) -> Tensor:
-    """With contiguous rows, as the kernels read them."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return contiguous_rows(sum(there[1:], start=there[0]) if there else torch.zeros_like(like))
 
 
 def _grid(rows_BTRK: Tensor, heads: int) -> tuple[int, int, int]:
     batch, tiles = rows_BTRK.shape[0], triton.cdiv(rows_BTRK.shape[1], POSITIONS)
     return tiles, batch, max(1, min(heads, PROGRAMS // max(1, tiles * batch)))
-
-
-def _strides(*tensors: Tensor) -> list[int]:
-    return [tensor.stride(dim) for tensor in tensors for dim in range(3)]
 
 
 def _sizes(

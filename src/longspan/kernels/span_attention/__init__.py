@@ -50,8 +50,7 @@ from torch.nn import functional as F
 
 from longspan.kernels.dispatch import forced_path, use_triton
 from longspan.kernels.span_attention import cpu, decode_cpu, eager
-from longspan.kernels.span_attention.context import AttentionContext
-from longspan.kernels.span_attention.mask import soft_mask
+from longspan.kernels.span_attention.context import AttentionContext, soft_mask
 
 if TYPE_CHECKING:
     from longspan.kernels.span_attention import decode_gpu

@@ -1,4 +1,4 @@
-"""The arguments of attention besides the queries, keys and values of the block."""
+"""The arguments of attention besides the queries, keys and values of the block, and the soft mask."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+EPSILON = 1e-8  # of the renormalisation after the mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,3 +108,13 @@ class AttentionContext:
 
 def _biased(q_BHTK: Tensor, bias_HK: Tensor | None) -> Tensor:
     return q_BHTK if bias_HK is None else q_BHTK + bias_HK.to(q_BHTK.dtype)[:, None]
+
+
+def soft_mask(spans: Tensor, ramp: int, window: int) -> Tensor:
+    """m, [..., W], for the nearest `window` distances, nearest first: 1 inside the span, 0 beyond the ramp.
+
+    At the nearest distance m is 1 even for a span of 0, which therefore still lets `ramp` positions through.
+    Clamping passes the gradient at exactly 0 and 1: spans start on such a point.
+    """
+    steps_W = torch.arange(window, device=spans.device, dtype=spans.dtype)
+    return ((spans[..., None] - steps_W) / ramp + 1).clamp(0, 1)

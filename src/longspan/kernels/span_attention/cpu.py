@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from longspan.kernels.compiler import can_compile, compiled
-from longspan.kernels.span_attention.context import AttentionContext
-from longspan.kernels.span_attention.mask import soft_mask
+from longspan.kernels.span_attention.context import AttentionContext, soft_mask
 
 __all__ = ["can_compile", "is_compiled", "span_attention", "supports"]
 

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from longspan.kernels.span_attention.context import AttentionContext
-from longspan.kernels.span_attention.mask import EPSILON, soft_mask
+from longspan.kernels.span_attention.context import EPSILON, AttentionContext, soft_mask
 
 SPARE_ROWS = 256
 """Tokens that are read before the keys and values in a buffer have to be moved."""
@@ -68,6 +67,12 @@ class OneToken:
         found_N1K = found[0] if len(found) == 1 else torch.cat(found)
         return found_N1K.view(num_heads, batch, width).transpose(0, 1)
 
+    def put(self, row: int, source: OneToken, source_row: int) -> None:
+        for own, other in zip(self._groups, source._groups, strict=True):
+            own.seen(row).copy_(other.seen(source_row))
+        if self._filled_B is not None and source._filled_B is not None:
+            self._filled_B[row] = source._filled_B[source_row]
+
 
 class _Group:
     """Heads of one window. Rows are in order of time; spare rows after them are for new tokens."""
@@ -86,8 +91,8 @@ class _Group:
         missing = window - near_BMXK.shape[1]
         self._kv_2NRK = kv_BMXK.new_empty(2, rows, window + spare_rows, width)
         self._kv_2NRK[:, :, :missing] = 0  # keys and values before the first are zeros
-        by_head_XBRK = self._kv_2NRK.view(both, batch, -1, width)
-        by_head_XBRK[:, :, missing:window] = near_BMXK.permute(2, 0, 1, 3)
+        self._by_head_XBRK = self._kv_2NRK.view(both, batch, -1, width)
+        self._by_head_XBRK[:, :, missing:window] = near_BMXK.permute(2, 0, 1, 3)
         self._keys_NKR, self._values_NRK = self._kv_2NRK[0].mT, self._kv_2NRK[1]
         self._scale, self._sees_itself = 1 / math.sqrt(width), context.first_distance == 0
         self._renormalise, self._ramp = context.renormalise and context.spans is not None, context.ramp
@@ -106,6 +111,9 @@ class _Group:
         if context.persistent is not None:
             self._persistent = of_rows(context.persistent[0]).mT, of_rows(context.persistent[1])
         self._distance_W = torch.arange(window - 1, -1, -1, device=kv_BMXK.device)
+
+    def seen(self, text: int) -> Tensor:
+        return self._by_head_XBRK[:, text, self._start : self._start + self._window]
 
     def set_spans(self, spans_BG: Tensor) -> None:
         mask_BGW = soft_mask(spans_BG, self._ramp, self._window).flip(-1).to(self._exact)

@@ -25,8 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longspan.kernels.span_attention.context import AttentionContext
-from longspan.kernels.span_attention.mask import EPSILON
+from longspan.kernels.span_attention.context import EPSILON, AttentionContext
 
 PART = 64
 
@@ -99,6 +98,10 @@ class OneToken:
             MOST=triton.next_power_of_2(self._parts), RENORMALISE=self._renormalise, **constants,
         )  # fmt: skip
         return out_BHK
+
+    def put(self, row: int, source: OneToken, source_row: int) -> None:
+        self._rings_RB2K[:, row] = source._rings_RB2K[:, source_row]
+        self._counts_2B[:, row] = source._counts_2B[:, source_row]
 
 
 @triton.jit

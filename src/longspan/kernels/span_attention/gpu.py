@@ -26,6 +26,7 @@ from torch import Tensor
 
 from longspan.errors import UserError
 from longspan.kernels.hashing import new_seed
+from longspan.kernels.layout import contiguous_rows, strides
 from longspan.kernels.span_attention import triton_kernels as kernels
 from longspan.kernels.span_attention.context import AttentionContext
 from longspan.kernels.span_attention.relative_bias import (
@@ -50,6 +51,11 @@ TILES: dict[str, tuple[int, ...]] = {
     "kept keys": (32, 64, 4, 4),
     "persistent": (64, 64, 4, 3),
 }
+
+# The same for heads of more than 64; the other kernels have small tiles.
+WIDE_TILES = {"forward": (64, 64, 4, 3), "far forward": (64, 64, 4, 3), "queries": (64, 32, 4, 3)}
+WIDE_TILES |= {"dropped queries": (64, 32, 4, 3), "keys": (64, 64, 4, 2)}
+SMALL = (32, 32, 4, 2)
 
 FAR = 512
 """From this many keys of a head on average, wide tiles are faster and tables are large."""
@@ -112,9 +118,9 @@ def span_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Atte
     options = Options(*(getattr(context, name) for name in Options._fields))
     with torch.autocast(q_BHTK.device.type, enabled=False):
         out: Tensor = _SpanAttention.apply(  # type: ignore[no-untyped-call]
-            _rows_inside(q_BHTK),
-            _rows_inside(k_BHTK.to(dtype)),
-            _rows_inside(v_BHTK.to(dtype)),
+            contiguous_rows(q_BHTK),
+            contiguous_rows(k_BHTK.to(dtype)),
+            contiguous_rows(v_BHTK.to(dtype)),
             None if content_bias_HK is None else content_bias_HK.float().contiguous(),
             None if position_bias_HK is None else position_bias_HK.float(),
             position_keys,
@@ -127,11 +133,6 @@ def span_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Atte
             *(kv_BMXK.to(dtype).transpose(0, 1).contiguous() for kv_BMXK in context.past),
         )
     return out
-
-
-def _rows_inside(x_BHTK: Tensor) -> Tensor:
-    """With contiguous rows, as the kernels read them."""
-    return x_BHTK if x_BHTK.stride(-1) == 1 else x_BHTK.contiguous()
 
 
 class _SpanAttention(torch.autograd.Function):
@@ -162,7 +163,7 @@ class _SpanAttention(torch.autograd.Function):
         kernels.forward_kernel[(triton.cdiv(block, tile["BM"]), batch * heads)](
             q_BHTK, k_BHTK, v_BHTK, past, table, persistent_k_HPK, persistent_v_HPK, content_bias_HK,
             out_BHTK, lse_BHT, layout.heads, spans, filled_B, seed,
-            *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK),
+            *strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK),
             batch, heads, block, num_persistent, **_numbers(width, options), **constants,
             HAS_PERSISTENT=num_persistent > 0, WHOLE_PERSISTENT=_whole_tiles(num_persistent, tile),
             HAS_BIAS=content_bias_HK is not None, FIRST=options.first_distance, **tile,
@@ -184,7 +185,7 @@ class _SpanAttention(torch.autograd.Function):
         layout, options = ctx.layout, ctx.options
         batch, heads, block, width = q_BHTK.shape
         num_persistent = 0 if persistent_k_HPK is None else persistent_k_HPK.shape[1]
-        dout_BHTK = _rows_inside(dout_BHTK)
+        dout_BHTK = contiguous_rows(dout_BHTK)
         inner_BHT = torch.empty_like(lse_BHT)
         dtable = None if table is None else torch.empty_like(table)
         # With dropout every weight needs a hash: where tables are small it is faster to keep the weights.
@@ -207,7 +208,7 @@ class _SpanAttention(torch.autograd.Function):
             q_BHTK, k_BHTK, v_BHTK, past, table, persistent_k_HPK, persistent_v_HPK, content_bias_HK,
             out_BHTK, dout_BHTK, lse_BHT, inner_BHT, layout.heads, spans, filled_B, seed,
             dq_BHTK, dtable, weights, dspans, dbiases, content_q_BHTK,
-            *_strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK, dout_BHTK, dq_BHTK),
+            *strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK, dout_BHTK, dq_BHTK),
             batch, heads, block, num_persistent, **numbers, **constants, **tile,
             HAS_PERSISTENT=num_persistent > 0, WHOLE_PERSISTENT=_whole_tiles(num_persistent, tile),
             HAS_BIAS=dbiases is not None, KEEPS=keeps, FIRST=options.first_distance,
@@ -220,7 +221,7 @@ class _SpanAttention(torch.autograd.Function):
             content_q_BHTK, k_BHTK, v_BHTK, past, table, weights, dtable, dout_BHTK, lse_BHT,
             inner_BHT, layout.heads, spans, span_ends, filled_B, seed, dk_BHTK, dv_BHTK,
             past if dpast is None else dpast,
-            *_strides(content_q_BHTK, k_BHTK, v_BHTK, dout_BHTK, dk_BHTK, dv_BHTK),
+            *strides(content_q_BHTK, k_BHTK, v_BHTK, dout_BHTK, dk_BHTK, dv_BHTK),
             batch, heads, block, **numbers, **constants, **tile,
             KEEPS=keeps, FIRST=options.first_distance,
         )  # fmt: skip
@@ -237,7 +238,7 @@ class _SpanAttention(torch.autograd.Function):
             kernels.persistent_gradient_kernel[(persistent_tiles, heads, sums.shape[1])](
                 content_q_BHTK, persistent_k_HPK, persistent_v_HPK, dout_BHTK, lse_BHT, inner_BHT, seed,
                 sums[0], sums[1],
-                *_strides(content_q_BHTK, dout_BHTK), batch, heads, block, num_persistent, texts,
+                *strides(content_q_BHTK, dout_BHTK), batch, heads, block, num_persistent, texts,
                 **{name: numbers[name] for name in ("scale", "threshold", "keep_scale")},
                 **{name: constants[name] for name in PERSISTENT_CONSTANTS}, **tile,
             )  # fmt: skip
@@ -293,10 +294,6 @@ def _cut(row: Tensor | None, shapes: Sequence[torch.Size]) -> list[Tensor | None
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def _strides(*tensors_BHTK: Tensor) -> list[int]:
-    return [tensor.stride(dim) for tensor in tensors_BHTK for dim in range(3)]
-
-
 def _numbers(width: int, options: Options) -> dict[str, float]:
     return {
         "ramp": float(options.ramp),
@@ -335,5 +332,6 @@ def _tiles(kernel: str, q_BHTK: Tensor) -> dict[str, int]:
     names = ["BM", "BN", "num_warps", "num_stages"]
     if torch.version.hip is None:
         names.append("maxnreg")
-    small = q_BHTK.dtype == torch.float32 or q_BHTK.shape[-1] > 64
-    return dict(zip(names, (32, 32, 4, 2) if small else TILES[kernel], strict=False))
+    tiles = WIDE_TILES if q_BHTK.shape[-1] > 64 else TILES
+    tile = SMALL if q_BHTK.dtype == torch.float32 else tiles.get(kernel, SMALL)
+    return dict(zip(names, tile, strict=False))

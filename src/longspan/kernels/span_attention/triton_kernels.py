@@ -30,7 +30,7 @@ import triton
 import triton.language as tl
 
 from longspan.kernels.hashing import kept_places, mixed
-from longspan.kernels.span_attention.mask import EPSILON
+from longspan.kernels.span_attention.context import EPSILON
 
 EPS = tl.constexpr(EPSILON)
 LOG2E = tl.constexpr(1.4426950408889634)
