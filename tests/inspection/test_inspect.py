@@ -198,20 +198,21 @@ def test_memory_does_not_grow_with_the_text(
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells the resident memory")
 @pytest.mark.parametrize("more", [["--json"], ["--html"]])
 def test_resident_memory_does_not_grow_with_the_text(
-    run: RunFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str], more: list[str]
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
 ) -> None:
+    monkeypatch.setattr("sys.stdout", (tmp_path / "out").open("w"))  # a captured text would count too
+    monkeypatch.setattr("longspan.cli.text_input.CHUNK_BYTES", 1 << 12)
     path, resident, sizes = tmp_path / "long.txt", list[int](), list[int]()
-    for count, size in enumerate((20_000, 20_000, 120_000)):  # the first is for what is made only once
+    for count, size in enumerate((20_000, 20_000, 180_000)):  # the first is for what is made only once
         path.write_bytes(b"0123456789" * (size // 10))
         page = tmp_path / f"{count}.html"
         words = [*more, str(page)] if more == ["--html"] else more
         assert main(["inspect", str(run.path), str(path), "--attention-tokens", "512", *words]) == 0
-        capfd.readouterr()
         gc.collect()
         resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize())
         sizes.append(page.stat().st_size if page.exists() else 0)
-    # The bits alone, as Python's numbers, would be 3 MB more.
-    assert resident[2] - resident[1] < 2.5e6
+    # The bits alone, as Python's numbers, would be 5 MB more.
+    assert resident[2] - resident[1] < 4e6
     assert sizes[2] <= sizes[1] + 500
 
 
