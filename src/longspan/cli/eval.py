@@ -6,16 +6,17 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longspan.cli.console import say
+from longspan.cli.console import add_quiet_option, say
 from longspan.cli.eval_curve import add_curve_options, check_curve, show_curve
 from longspan.cli.eval_dynamic import add_dynamic_options, check_dynamic, show_dynamic
 from longspan.cli.figures import lost_text, meaningless, perplexity
 from longspan.cli.overrides import split_overrides
 from longspan.cli.paths import expanded
 from longspan.cli.plugin_option import add_plugin_option
-from longspan.cli.scoring import scoring_progress, title
+from longspan.cli.scoring import title
 from longspan.errors import UsageError, UserError, usage_errors
 from longspan.json_text import to_json
+from longspan.progress import task, tell
 
 if TYPE_CHECKING:
     from longspan.evaluation import Score
@@ -67,6 +68,7 @@ def register(subparsers: Any) -> None:
     add_dynamic_options(parser)
     add_plugin_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_quiet_option(parser)
     parser.set_defaults(
         run=run, accepts_overrides=True, smaller="give a smaller --batch-size or --block-length"
     )
@@ -97,19 +99,19 @@ def _score(args: argparse.Namespace, overrides: dict[str, str], *, first: bool) 
     from longspan.language_model import load
     from longspan.runs import RunFolder
 
-    tell = say if first else _quiet
+    note = say if first else _quiet
     lm = load(args.folder, args.checkpoint, args.device, overrides)
     corpus = args.data or lm.config.data.corpus
     if not corpus:
         raise UserError(f"{args.folder} has no corpus of its own: give the text with --data")
     split = split_to_score(args.split, args.data)
-    if not args.data and split in HELD_OUT and has_changed(RunFolder.open(Path(args.folder)), tell):
-        tell(
+    if not args.data and split in HELD_OUT and has_changed(RunFolder.open(Path(args.folder)), note):
+        note(
             f"longspan: the text of {corpus} has changed since the run began: "
             f"its {split} split may contain text that the model was trained on"
         )
     if split == WHOLE and corpora.anchored(corpus) == corpora.anchored(lm.config.data.corpus):
-        tell(f"longspan: the model was trained on a part of {corpus}: --split test scores only held-out text")
+        note(f"longspan: the model was trained on a part of {corpus}: --split test scores only held-out text")
     data = lm.config.data
     token_file = held_out(
         corpus, split, lm.tokenizer, data.tokenizer, tell, binary=data.binary, field=data.field
@@ -122,7 +124,7 @@ def _score(args: argparse.Namespace, overrides: dict[str, str], *, first: bool) 
     if args.dynamic is not None:
         show_dynamic(args, lm, token_file, where, max_tokens, own_lanes=BATCH_SIZE in overrides)
         return
-    with scoring_progress(first) as progress:
+    with task("scoring", "tokens") as progress:
         score = evaluate(
             lm.model,
             token_file,

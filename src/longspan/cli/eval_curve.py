@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from longspan.cli.figures import lost_text, meaningless
 from longspan.cli.paths import as_path, check_writable
-from longspan.cli.scoring import scoring_progress, title
+from longspan.cli.scoring import title
 from longspan.errors import UsageError, UserError
 from longspan.json_text import to_json
+from longspan.progress import task
 
 if TYPE_CHECKING:
     from longspan.data import TokenFile
@@ -77,7 +78,7 @@ def show_curve(
     from longspan.evaluation import context_curve
 
     config = lm.config.evaluation
-    with scoring_progress(first) as progress:
+    with task("scoring", "tokens") as progress:
         curve = context_curve(
             lm.model,
             token_file,

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from longspan.cli.console import say
 from longspan.cli.figures import lost_text, meaningless, perplexity
-from longspan.cli.scoring import scoring_progress, title
+from longspan.cli.scoring import title
 from longspan.errors import UsageError, UserError
 from longspan.json_text import to_json
+from longspan.progress import task
 
 if TYPE_CHECKING:
     from longspan.data import TokenFile
@@ -70,7 +71,7 @@ def show_dynamic(
 
     config = lm.config.evaluation
     training = _training_text(lm) if args.dynamic == "rms" else None
-    with scoring_progress(True) as progress:
+    with task("scoring", "tokens") as progress:
         found = dynamic_evaluation(
             lm.model,
             token_file,

@@ -19,7 +19,7 @@ from string import Template
 
 from longspan.files import whole_file
 from longspan.inspection.report.comparison import comparison
-from longspan.inspection.report.data import RunData, run_data
+from longspan.inspection.report.data import RunData, several
 from longspan.json_text import to_json
 from longspan.version import VERSION
 
@@ -32,7 +32,7 @@ def write_report(
     folders: Sequence[Path], path: Path, *, reload_seconds: float | None = None
 ) -> list[RunData]:
     """Write the page of these runs to `path`, as a whole; return what it shows."""
-    runs = [run_data(folder) for folder in folders]
+    runs = several(folders)
     page = report_page(runs, reload_seconds=reload_seconds)
     with whole_file(path) as partial:
         partial.write_text(page, encoding="utf-8")

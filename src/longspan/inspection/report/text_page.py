@@ -15,6 +15,9 @@ def text_page(facts: dict[str, Any], tokens: Sequence[dict[str, Any]]) -> str:
     """The HTML of the tokens that are shown, and the totals of the whole text."""
     shown, every = len(tokens), facts["tokens"]
     limit = f"<p>Only the first {shown:,} of {every:,} tokens are shown.</p>" if shown < every else ""
+    with_heads = sum("mean_distance" in token for token in tokens)
+    if with_heads < shown and facts["layers"]:
+        limit += f"<p>Attention is shown for the first {with_heads:,} of them.</p>"
     per_byte = facts["bits_per_byte"]
     totals = [
         ("bytes", f"{facts['bytes']:,}"),
@@ -40,6 +43,18 @@ def text_page(facts: dict[str, Any], tokens: Sequence[dict[str, Any]]) -> str:
             + table(("layer", "head", "mean distance", "90% within"), heads, name="Attention")
             + "</section>"
         )
+    parts = ""
+    if facts["surprising"]:
+        rows = [
+            (f"{part['token']:,}", f"{part['bits_per_token']:.3f}", part["text"])
+            for part in facts["surprising"]
+        ]
+        parts = (
+            '<section id="surprising"><h2>Most surprising parts</h2>\n'
+            f"<p>Of all of the text, {facts['surprising'][0]['tokens']} tokens each.</p>\n"
+            + table(("from token", "bits per token", "text"), rows, name="Most surprising parts")
+            + "</section>"
+        )
     title = f"{facts['text']} read by {facts['run']}"
     body = "\n".join(
         [
@@ -60,6 +75,7 @@ def text_page(facts: dict[str, Any], tokens: Sequence[dict[str, Any]]) -> str:
             '<table id="token-heads"></table></div>',
             "</section>",
             attention,
+            parts,
             "</main>",
         ]
     )
