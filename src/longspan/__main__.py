@@ -4,10 +4,12 @@ The imports of the command line take a moment. An interrupt in that time ends th
 so does a lack of memory.
 """
 
+import atexit
 import os
 import signal
 import sys
 from types import FrameType
+from typing import NoReturn
 
 from longspan.errors import is_out_of_memory
 
@@ -22,7 +24,18 @@ def main() -> int:
         os.write(2, b"longspan: there is not enough memory to start: raise the limit of 'ulimit -v'\n")
         return 1
     signal.signal(signal.SIGINT, previous)  # from here on `run` handles it
-    return run()
+    status = run()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _end(status)
+    return status
+
+
+def _end(status: int) -> NoReturn:
+    """End a process of torchrun at once: torch's threads may abort it while the interpreter shuts down."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,13 @@ def curve(model: LanguageModel) -> dict[str, Any]:
     return context_curve(model, text, tokenizer=ByteTokenizer(), device="cpu", **sizes).figures()
 
 
-def _sharded(model: LanguageModel) -> LanguageModel:
-    parallel.shard(model)
-    return model
+def _of_sharded_model() -> dict[str, Any]:
+    """In a function: the model must be gone before its process group is."""
+    sharded = tiny_model()
+    parallel.shard(sharded)
+    found = {f"sharded: {name}": score(sharded, CASES[name]) for name in SHARDED}
+    assert all(isinstance(weight, DTensor) for weight in sharded.parameters() if weight.ndim > 1)
+    return found | {"sharded: curve": curve(sharded)}
 
 
 def main(folder: Path) -> None:
@@ -73,13 +78,10 @@ def main(folder: Path) -> None:
             found[name] = score(model, case)
         found["curve"] = curve(model)
     with distributed.joined(torch.device("cpu"), 60):  # a process may join again
-        sharded = _sharded(tiny_model())
-        for name in SHARDED:
-            found[f"sharded: {name}"] = score(sharded, CASES[name])
-            assert all(isinstance(weight, DTensor) for weight in sharded.parameters() if weight.ndim > 1)
-        found["sharded: curve"] = curve(sharded)
+        found |= _of_sharded_model()
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    os._exit(0)  # torch's threads may abort a process while the interpreter shuts down
