@@ -39,7 +39,14 @@ def warm_up_compilation(
                 break
             if block.begins:
                 state = distributed.initial_state(model, block.tokens_BT.shape[0])
-            _, state = updater.update(block.tokens_BT, block.targets_BT, state, optimizers, stage.clip_norm)
+            _, state = updater.update(
+                block.tokens_BT,
+                block.targets_BT,
+                state,
+                optimizers,
+                stage.clip_norm,
+                multi_token=stage.multi_token,
+            )
             position = block.position
     updater.scaler.load_state_dict(scale)
     model.load_state_dict(weights)
