@@ -64,6 +64,24 @@ def test_a_run_goes_on_exactly(
     assert metrics(whole)[0]["loss"] != without[0]["loss"]
 
 
+def test_the_warm_up_runs_every_shape_and_leaves_no_trace(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shapes of the first steps are run last: their graphs are kept."""
+    plain = train(config(text, "fixed"), tmp_path / "plain").path
+    parts: list[float] = []
+    update = Updater.update
+
+    def noting(self: Updater, *arguments: Any, **options: Any) -> Any:
+        parts.append(part(self.model))
+        return update(self, *arguments, **options)
+
+    monkeypatch.setattr(Updater, "update", noting)
+    run = train(config(text, "fixed", training__compile_warmup=2), tmp_path / "run").path
+    assert parts == [1.0, 0.5, 0.25, 0.25] + [0.25] * 7 + [0.5] * 7 + [1.0] * 7
+    assert outcome(run) == outcome(plain)
+
+
 def test_evaluations_see_what_steps_see_and_a_finished_run_sees_all(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

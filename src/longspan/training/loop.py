@@ -163,6 +163,7 @@ class Loop:
                 self._blocks,
                 progress.position,
                 self._state,
+                progress.done(self._estimated_stages),
             )
         self._clock.lap()  # time spent before this point is not training time
         while True:
