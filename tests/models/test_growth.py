@@ -91,17 +91,17 @@ class TestFixed:
 
 class TestLearned:
     def test_spans_are_cut_and_memory_is_not(self) -> None:
-        span = LearnedSpan(2, 96, ramp=4, start=0.0, growth=PARTS)
+        span = LearnedSpan(2, 512, ramp=4, growth=PARTS)
         with torch.no_grad():
             span.fraction_H.copy_(torch.tensor([0.125, 0.75]))
         span.clamp_()
-        memory, found = span.memory_length, []
+        found = []
         for done in (0.0, 0.4, 0.7):
             span.progress(done)
             found.append((span().tolist(), span.windows))
-            assert span.memory_length == memory
-            assert span.sizes_H().tolist() == [16, 76]  # what was learned
-        assert found == [([12, 24], (32, 32)), ([12, 48], (32, 64)), ([12, 72], (32, 80))]
+            assert span.memory_length == 512
+            assert span.sizes_H().tolist() == [68, 388]  # what was learned
+        assert found == [([64, 128], (80, 144)), ([64, 256], (80, 288)), ([64, 384], (80, 416))]
         assert span.fraction_H.tolist() == [0.125, 0.75]
 
     def test_sizes_that_arrive_later_are_cut_too(self) -> None:

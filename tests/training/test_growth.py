@@ -17,7 +17,9 @@ from longspan.training.step import Updater
 
 from .runs import Signals, metrics, outcome, small_config
 
-STEPS = {"stage__0__steps": 12, "stage__1__steps": 9, "training__evaluate_every": 5}
+# Evaluations are at the borders of parts.
+STEPS = {"stage__0__steps": 12, "stage__1__steps": 9, "training__evaluate_every": 7}
+GROWTH = {"model__span__growth": [0.25, 0.5, 1.0]}
 SPANS: dict[str, dict[str, Any]] = {
     "learned": {"model__span__start": 0.9},
     "fixed": {"model__span__kind": "fixed", "model__span__limit": 64},
@@ -25,8 +27,7 @@ SPANS: dict[str, dict[str, Any]] = {
 
 
 def config(text: Path, kind: str, **changes: Any) -> RunConfig:
-    growth = {"model__span__growth": [0.25, 0.5, 1.0]}
-    return small_config(text, **STEPS, **SPANS[kind], **growth, **changes)
+    return small_config(text, **STEPS, **SPANS[kind], **GROWTH, **changes)
 
 
 def part(model: LanguageModel) -> float:
@@ -94,10 +95,10 @@ def test_evaluations_see_what_steps_see_and_a_finished_run_sees_all(
 
     monkeypatch.setattr(loop, "evaluate", noting)
     run = train(config(text, "learned"), tmp_path / "run").path
-    # After steps 5, 10, 15, 20 and 21 of 21; then the held-out splits.
-    assert seen == [0.25, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
+    # After steps 7, 14 and 21 of 21, as the next steps would; then the held-out splits.
+    assert seen == [0.5, 1.0, 1.0, 1.0, 1.0]
     assert part(longspan.load(run).model) == 1.0
     seen.clear()
-    train(config(text, "learned", training__patience=1, stage__0__learning_rate=0.0), tmp_path / "stopped")
-    assert seen[0] == 0.25
-    assert seen[-2:] == [1.0, 1.0]  # it ended early
+    changes = {"training__patience": 1, "training__evaluate_every": 3, "stage__0__learning_rate": 0.0}
+    train(small_config(text, **STEPS | SPANS["learned"] | GROWTH | changes), tmp_path / "stopped")
+    assert seen == [0.25, 0.25, 1.0, 1.0]  # it ended early
