@@ -35,7 +35,7 @@ test-faults: $(VENV)/installed-dev
 
 test-browser: $(VENV)/installed-dev
 	command -v chromium >/dev/null || (apt-get update && apt-get install --yes --no-install-recommends chromium)
-	$(BIN)/python -m pytest -n 2 -m browser tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m browser tests/browser
 
 test-cluster: $(VENV)/installed-dev
 	command -v slurmctld >/dev/null || (apt-get update && apt-get install --yes --no-install-recommends slurm-wlm munge)

@@ -30,6 +30,7 @@ TESTS = [
     "tests/kernels/test_post_norm.py",
     "tests/models/test_projections.py",
     "tests/output/test_logits.py",
+    "tests/evaluation/test_on_gpu.py",
     "tests/training/test_prefetch.py",
     "tests/training/test_modern_run.py",
     "tests/kernels/test_span_attention_gpu.py",

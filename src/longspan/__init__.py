@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from longspan import optim as optim
     from longspan import testing as testing
     from longspan.api import Run as Run
+    from longspan.api import context_curve as context_curve
+    from longspan.api import dynamic_evaluation as dynamic_evaluation
     from longspan.api import evaluate as evaluate
     from longspan.api import resume as resume
     from longspan.api import train as train
@@ -43,6 +45,8 @@ _PUBLIC = {
     "Stack": "longspan.models.stack",
     "State": "longspan.state",
     "UserError": "longspan.errors",
+    "context_curve": "longspan.api",
+    "dynamic_evaluation": "longspan.api",
     "evaluate": "longspan.api",
     "load": "longspan.language_model",
     "option": "longspan.config.schema",

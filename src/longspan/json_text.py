@@ -10,7 +10,10 @@ from typing import Any
 
 def to_json(value: Any, indent: int | None = None) -> str:
     """`value` as JSON; NaN and the infinities, for which JSON has no words, are null."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except (ValueError, TypeError):  # NaN, or a mapping that is no dict: rare, and the check below is slow
+        return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

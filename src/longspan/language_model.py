@@ -24,9 +24,10 @@ from longspan.errors import UserError, usage_errors
 from longspan.generation import check_sampling, sample_from
 from longspan.inspection.attention import LayerAttention, attention
 from longspan.inspection.attention_by_distance import MeanAttention, mean_attention
+from longspan.inspection.display import MOST_TOKENS, Spans, facts_html, text_html
 from longspan.inspection.token_spans import token_spans
 from longspan.models import LanguageModel, build_run
-from longspan.reading import TextState, begin, blocks, nats_of, read
+from longspan.reading import Progress, TextState, begin, blocks, nats_of, read
 from longspan.registry import load_plugins
 from longspan.runs import RunFolder, checkpoint, pick_device
 from longspan.runs.check_weights import check_weights
@@ -69,6 +70,17 @@ class TextScore:
         """Not a number (nan) for a text without bytes, or if only tokens are known."""
         return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
 
+    def _about(self) -> str:
+        size = "" if self.bytes is None else f", {self.bytes:,} bytes, {self.bits_per_byte:.4f} bits per byte"
+        return f"{len(self.ids):,} tokens{size}"
+
+    def __repr__(self) -> str:
+        return f"<TextScore: {self._about()}>"  # short, also for a long text
+
+    def _repr_html_(self) -> str:
+        bits = [nats / math.log(2) for nats in self.token_nats[:MOST_TOKENS]]
+        return text_html(self.pieces, bits, self._about())
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -86,15 +98,24 @@ class LoadedModel:
     device: torch.device
     path: Path  # the run folder
 
-    def read(self, text: str | Iterable[str], state: TextState | None = None) -> TextState:
-        """The state after a text of any length, or after many pieces of text one after the other."""
+    def read(
+        self,
+        text: str | Iterable[str],
+        state: TextState | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> TextState:
+        """The state after a text of any length, or after many pieces of text one after the other.
+
+        `progress(done, total)` gets the number of tokens of the current piece.
+        """
         self._check_state(state)
         for piece in [text] if isinstance(text, str) or not isinstance(text, Iterable) else text:
             ids = self._encode(piece)
             if state is None and len(ids):
-                state = begin(self.model, ids)
+                state = begin(self.model, ids, progress)
             elif state is not None:
-                state = read(self.model, ids, state)
+                state = read(self.model, ids, state, progress=progress)
         return self._at_line_start() if state is None else state
 
     def score(self, text: str, state: TextState | None = None) -> TextScore:
@@ -128,13 +149,14 @@ class LoadedModel:
         """
         return mean_attention(self.model, self._encode(text), self._check_state(state))
 
-    def spans(self) -> list[list[float]] | None:
+    def spans(self) -> Spans | None:
         """How many tokens each head of each layer looks back; None if the model has no learned spans.
 
-        For dynamic spans the mean over the last block in training; `token_spans` has those over a text.
+        A list of lists, which a notebook draws. For dynamic spans the mean over the last block in training;
+        `token_spans` has those over a text.
         """
-        spans: list[list[float]] | None = self.model.records().get("spans", {}).get("spans")
-        return spans
+        record = self.model.records().get("spans", {})
+        return Spans(record["spans"], record.get("limit", 0)) if "spans" in record else None
 
     def token_spans(self, text: str, state: TextState | None = None) -> Tensor:
         """How many tokens each head looks back at every token of a text, the ramp included, [L, H, T]."""
@@ -152,11 +174,13 @@ class LoadedModel:
         *,
         stop: Sequence[str] = (),
         repetition_penalty: float = 1.0,
+        progress: Progress | None = None,
     ) -> GeneratedText:
         """A continuation of the text after `state` and `prompt`; the prompt itself is not repeated.
 
         It ends before the first of the strings in `stop`. `repetition_penalty` multiplies the log-probability
         of every token that was generated before: above 1 there are fewer repetitions.
+        `progress(done, total)` is called after every token.
         Returns a string; its `state` is the state after it, its `log_probs` are those of its tokens.
         """
         check_sampling(tokens, temperature, top_k, top_p, repetition_penalty)
@@ -164,7 +188,12 @@ class LoadedModel:
         pieces = self._continue(
             start, drawn, end, tokens, temperature, top_k, top_p, repetition_penalty, seeded_generator(seed)
         )
-        text = GeneratedText("".join(pieces))
+        parts = []
+        for piece in pieces:
+            parts.append(piece)
+            if progress is not None:
+                progress(len(drawn), tokens)
+        text = GeneratedText("".join(parts))
         text.ids, text.log_probs = tuple(token for token, _ in drawn), tuple(prob for _, prob in drawn)
         text.stop = end.found
         # Read token by token, as it was generated, unless the model is block invariant.
@@ -204,6 +233,22 @@ class LoadedModel:
                 f"{shown.strip()!r}",
                 stacklevel=4,
             )
+
+    def __repr__(self) -> str:
+        return f"LoadedModel('{self.path}')"
+
+    def _repr_html_(self) -> str:
+        spans, vocabulary = self.spans(), self.tokenizer.vocabulary_size
+        size = sum(parameter.numel() for parameter in self.model.parameters())
+        facts = [
+            ("run", str(self.path)),
+            ("architecture", self.config.architecture),
+            ("parameters", f"{size:,}"),
+            ("tokenizer", f"{self.tokenizer.kind}, vocabulary {vocabulary:,}"),
+            ("corpus", self.config.data.corpus or "-"),
+            ("device", str(self.device)),
+        ]
+        return facts_html(self.config.name, facts) + ("" if spans is None else spans._repr_html_())
 
     def _continue(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from longspan.state import State
 
 Ids: TypeAlias = "Sequence[int] | npt.NDArray[Any] | Tensor"
+Progress: TypeAlias = "Callable[[int, int], None]"  # tokens read so far, and all of them
 
 READ_BLOCK = 512  # tokens per block: it bounds the memory needed for a long text
 TAIL = 16  # last tokens to keep: the text after them may depend on them (blanks, incomplete characters)
@@ -33,34 +34,46 @@ class TextState:
     tokens: int  # number of tokens read
 
 
-def begin(model: LanguageModel, ids: Ids) -> TextState:
+def begin(model: LanguageModel, ids: Ids, progress: Progress | None = None) -> TextState:
     """The state after the first tokens of a text, at least one."""
-    *_, (_, after) = blocks(model, ids, None)
+    for _, after in blocks(model, ids, None):
+        if progress is not None:
+            progress(after.tokens, len(ids))
     return after
 
 
-def read(model: LanguageModel, ids: Ids, before: TextState, length: int | None = None) -> TextState:
+def read(
+    model: LanguageModel,
+    ids: Ids,
+    before: TextState,
+    length: int | None = None,
+    progress: Progress | None = None,
+) -> TextState:
     """The state after more tokens; `before` if there are none."""
-    for _, after in blocks(model, ids, before, length):
-        before = after
+    start = before.tokens
+    for _, before in blocks(model, ids, before, length):  # noqa: B020 (from the old one to the new one)
+        if progress is not None:
+            progress(before.tokens - start, len(ids))
     return before
 
 
-def nats_of(model: LanguageModel, ids: Ids, before: TextState) -> tuple[list[float], TextState]:
+def nats_of(
+    model: LanguageModel, ids: Ids, before: TextState, length: int | None = None
+) -> tuple[list[float], TextState]:
     """The nats of each token, given `before` and the tokens before it, and the state after them."""
     nats, after = list[float](), before
-    for of_block, after in nats_in_blocks(model, ids, before):  # noqa: B007 (the last one is returned)
+    for of_block, after in nats_in_blocks(model, ids, before, length):  # noqa: B007 (the last one is returned)
         nats += of_block
     return nats, after
 
 
 def nats_in_blocks(
-    model: LanguageModel, ids: Ids, before: TextState
+    model: LanguageModel, ids: Ids, before: TextState, length: int | None = None
 ) -> Iterator[tuple[list[float], TextState]]:
     """The nats of the tokens of every block, and the state after it."""
     ids_T = torch.as_tensor(ids, dtype=torch.long, device=before.hidden_D.device)
     done = 0
-    for hidden_TD, after in blocks(model, ids_T, before):
+    for hidden_TD, after in blocks(model, ids_T, before, length):
         asked_TD = torch.cat([before.hidden_D[None], hidden_TD[:-1]])
         targets_T = ids_T[done : done + len(hidden_TD)]
         with torch.no_grad():

@@ -21,11 +21,19 @@ COMMANDS = {
     "cutoffs": ["cutoffs", "text.txt", "--clusters", "2"],
     "bench": ["bench", "tiny.toml"],
     "runs": ["runs", "."],
+    "inspect": ["inspect", "run", "text.txt"],
+    "score": ["score", "run", "text.txt"],
+    "report": ["report", "run"],
+    "completion": ["completion", "bash"],
+    "serve": ["serve", "run", "--port", "0"],
 }
 # Commands that take any number of positionals, or none more, say so in their own words.
-WITH_PLUGINS = [name for name in COMMANDS if name not in ("import", "data add", "runs")]
-WITH_RUN = ("eval", "generate", "spans", "attention")
-WITH_DEVICE = ("eval", "generate", "attention", "bench")
+WITH_PLUGINS = [
+    name for name in COMMANDS if name not in ("import", "data add", "runs", "report", "completion")
+]
+WITH_RUN = ("eval", "generate", "spans", "attention", "report", "serve")
+WITH_DEVICE = ("eval", "generate", "attention", "bench", "inspect", "score", "serve")
+WITH_QUIET = [name for name in COMMANDS if name not in ("data list", "completion", "serve")]
 WHOLE_NUMBERS = {
     "search": ["--top"],
     "generate": ["--tokens", "--top-k", "--seed"],
@@ -33,8 +41,10 @@ WHOLE_NUMBERS = {
     "data info": ["--vocabulary-size"],
     "cutoffs": ["--clusters", "--tokens", "--width", "--vocabulary-size"],
     "bench": ["--steps"],
+    "inspect": ["--tokens", "--attention-tokens", "--token"],
+    "serve": ["--port", "--slots", "--max-tokens", "--max-prompt-tokens", "--max-sessions", "--queue"],
 }
-NUMBERS = {"generate": ["--temperature", "--top-p"]}
+NUMBERS = {"generate": ["--temperature", "--top-p"], "serve": ["--grace"]}
 CHOICES = {
     "eval": ["--checkpoint"],
     "generate": ["--checkpoint"],
@@ -43,6 +53,10 @@ CHOICES = {
     "data info": ["--order"],
     "cutoffs": ["--cost", "--order"],
     "bench": ["--spans"],
+    "inspect": ["--checkpoint"],
+    "score": ["--checkpoint"],
+    "report": ["--format"],
+    "serve": ["--checkpoint"],
 }
 VALUED = {
     "train": ["--data", "--name", "--out", "--resume", "--init", "--plugin", "--model.width"],
@@ -50,11 +64,14 @@ VALUED = {
     "eval": ["--data", "--split", "--protocol", "--batch-size", "--block-length", "--max-tokens", "--device"],
     "generate": ["--prompt", "--device"],
     "spans": ["--out", "--freeze", "--text", "--device"],
-    "attention": ["--out", "--json", "--device"],
+    "attention": ["--out", "--device"],
     "import": ["--kind", "--data", "--config", "--pretrained"],
     "data info": ["--tokenizer"],
     "cutoffs": ["--counts", "--unigrams", "--tokenizer", "--device", "--constants"],
-    "bench": ["--batch-size", "--block-length", "--json", "--device"],
+    "bench": ["--batch-size", "--block-length", "--device"],
+    "inspect": ["--html", "--device"],
+    "report": ["--out"],
+    "serve": ["--host", "--sessions", "--watch", "--api-key-file", "--allow-origin", "--session-memory"],
 }
 
 
@@ -101,11 +118,21 @@ MISTAKES = [
     *(
         usage([*words, "surplus"], "unexpected argument 'surplus'")
         for name, words in COMMANDS.items()
-        if name != "bench"
+        if name not in ("bench", "score", "report", "serve")
     ),
     *(
         usage([*COMMANDS[name], "--model.width", "8"], r"unknown option '--model\.width'")
-        for name in ("generate", "spans", "attention", "import", "data list", "recipes", "cutoffs", "runs")
+        for name in (
+            "generate",
+            "spans",
+            "attention",
+            "import",
+            "data list",
+            "recipes",
+            "cutoffs",
+            "runs",
+            "serve",
+        )
     ),
     # values
     *_each(
@@ -116,11 +143,27 @@ MISTAKES = [
     *_each(WHOLE_NUMBERS, "1.5", line="{}: invalid int value: '1.5'"),
     *_each(WHOLE_NUMBERS, "", line="{}: invalid int value: ''"),
     *_each(NUMBERS, "warm", line="{}: invalid float value: 'warm'"),
-    *_each(NUMBERS, "nan", line="(temperature|top-p) must be"),
+    *_each(NUMBERS, "nan", line="(temperature|top-p|--grace) must be"),
     *_each(CHOICES, "neither", line="{}: invalid choice: 'neither'"),
     *_each(CHOICES, "", line="{}: invalid choice: ''"),
     usage("search tiny.toml --top 0", "--top must be at least 1, not 0"),
     usage("search tiny.toml --top=-3", "--top must be at least 1, not -3"),
+    # progress and completion
+    *(usage([*COMMANDS[name], "--quiet", "--quiet"], "--quiet is given twice") for name in WITH_QUIET),
+    *(usage([*COMMANDS[name], "--quiet=1"], "ignored explicit argument '1'") for name in WITH_QUIET),
+    usage("train tiny.toml --out new --quiet --verbose", "not allowed with argument --quiet"),
+    usage("completion", "required: SHELL"),
+    *(
+        usage(["completion", shell], "invalid choice")
+        for shell in ("tcsh", "", "BASH", "powershell", "/bin/bash", "$(id)", "bash\n")
+    ),
+    usage("inspect run text.txt --tokens=-1", "--tokens must be 0 or more"),
+    usage("inspect run text.txt --tokens 100001", "--tokens must be at most 100,000"),
+    usage("inspect run text.txt --attention-tokens=-1", "--attention-tokens must be 0 or more"),
+    failure("inspect run text.txt --html taken.json", "taken.json exists already"),
+    failure("score run nowhere.txt", "there is no file nowhere.txt"),
+    failure("score run taken", "taken is a folder"),
+    failure("report nowhere", "there is no run folder nowhere"),
     usage("bench --steps 0", "--steps must be at least 1"),
     usage("bench --steps=-1", "--steps must be at least 1"),
     usage("bench tiny.toml --batch-size two", "'training.batch_size' must be a whole number"),

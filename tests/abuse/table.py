@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.abuse import data_mistakes, general_mistakes, import_mistakes, recipe_mistakes, run_mistakes
+from tests.abuse import (
+    data_mistakes,
+    general_mistakes,
+    import_mistakes,
+    recipe_mistakes,
+    run_mistakes,
+    serve_mistakes,
+)
 
 MISTAKES = [
     *general_mistakes.MISTAKES,
@@ -10,4 +17,5 @@ MISTAKES = [
     *run_mistakes.MISTAKES,
     *data_mistakes.MISTAKES,
     *import_mistakes.MISTAKES,
+    *serve_mistakes.MISTAKES,
 ]

@@ -19,6 +19,7 @@ import sentencepiece
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
+from longspan import progress
 from longspan.config import DataConfig, TokenizerConfig
 from longspan.data import preparation, prepare
 from longspan.data.fingerprint import content, digest, fingerprint
@@ -131,7 +132,7 @@ def test_long_words_are_cut_and_the_rest_of_the_text_is_kept(tmp_path):
 
 
 def test_progress_is_told_while_a_vocabulary_is_learned(tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation, "PROGRESS_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.01)
     (tmp_path / "text.txt").write_text(ordinary(6000))
     said: list[str] = []
     prepare(
@@ -140,8 +141,11 @@ def test_progress_is_told_while_a_vocabulary_is_learned(tmp_path, monkeypatch):
         ),
         said.append,
     )
-    for what in ("learning the bpe vocabulary", "encoding train"):
-        assert any(re.fullmatch(rf"preparing text: {what}, \d+ s", line) for line in said)
+    for what in (
+        r"learning the bpe vocabulary, \d+:\d\d",
+        r"encoding train: \d+%, [\d,]+ of [\d,]+ bytes, .*",
+    ):
+        assert any(re.fullmatch(f"preparing text: {what}", line) for line in said)
 
 
 def test_telling_ends_with_the_block():

@@ -15,7 +15,7 @@ from longspan import distributed
 from longspan.config import EvaluationConfig
 from longspan.data import token_array
 from longspan.data.tokenizers.byte import ByteTokenizer
-from longspan.evaluation import evaluate
+from longspan.evaluation import context_curve, evaluate
 from longspan.evaluation.protocols import PROTOCOLS
 from longspan.models import LanguageModel
 from longspan.training import parallel
@@ -53,6 +53,13 @@ def score(model: LanguageModel, case: dict[str, Any]) -> dict[str, Any]:
     return result.figures() | {"told": told}
 
 
+def curve(model: LanguageModel) -> dict[str, Any]:
+    """The context curve, of which ranks read parts of every batch of rows."""
+    text = token_array(TOKENS, ByteTokenizer())
+    sizes: dict[str, Any] = {"batch_size": 3, "block_length": 8, "contexts": (1, 8, 16), "scored_tokens": 40}
+    return context_curve(model, text, tokenizer=ByteTokenizer(), device="cpu", **sizes).figures()
+
+
 def _sharded(model: LanguageModel) -> LanguageModel:
     parallel.shard(model)
     return model
@@ -64,11 +71,13 @@ def main(folder: Path) -> None:
         rank, model = distributed.rank(), tiny_model()
         for name, case in CASES.items():
             found[name] = score(model, case)
+        found["curve"] = curve(model)
     with distributed.joined(torch.device("cpu"), 60):  # a process may join again
         sharded = _sharded(tiny_model())
         for name in SHARDED:
             found[f"sharded: {name}"] = score(sharded, CASES[name])
             assert all(isinstance(weight, DTensor) for weight in sharded.parameters() if weight.ndim > 1)
+        found["sharded: curve"] = curve(sharded)
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from longspan import distributed
 from longspan.cli import main
-from tests.evaluation.cases import CASES, SHARDED, score
+from tests.evaluation.cases import CASES, SHARDED, curve, score
 from tests.using.tiny import run_folder, tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     """All counts are the same; sums of nats differ by rounding at most."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        if name == "by_position":
+        if name in ("by_position", "context_curve"):
             for one, other in zip(found[name], value, strict=True):
                 check_same(one, other)
         elif isinstance(value, float):
@@ -56,6 +56,8 @@ def test_scores_are_those_of_one_process(processes: int, tmp_path: Path) -> None
     alone = {name: json.loads(json.dumps(score(model, case))) for name, case in CASES.items()}
     for name, expected in (alone | {f"sharded: {name}": alone[name] for name in SHARDED}).items():
         check_same(on_ranks[0][name], expected)
+    for name in ("curve", "sharded: curve"):
+        check_same(on_ranks[0][name], json.loads(json.dumps(curve(model))))
 
 
 @pytest.mark.parametrize("lanes", range(1, 10))

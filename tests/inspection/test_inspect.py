@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import math
 import re
+import resource
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,6 +96,22 @@ def test_distances_are_those_of_the_attention(run: RunFolder) -> None:
     torch.testing.assert_close(mean_attention.mean_distance_LH, other.mean_distance_LH)
 
 
+def test_longer_blocks_have_the_same_bits(run: RunFolder) -> None:
+    lm, text = load(run.path), TEXT * 7
+    ids = lm.tokenizer.encode(text)
+    totals = Totals()
+    blocks = list(
+        inspect_blocks(lm.model, [ids[:3000], ids[3000:]], lm.read(""), totals, attention_tokens=600)
+    )
+    assert [len(block.ids) for block in blocks] == [512, 512, 2048, 2048, len(text) - 5120]
+    assert [bool(block.layers) for block in blocks] == [True, True, False, False, False]
+    nats = [one * math.log(2) for block in blocks for one in block.bits]
+    assert nats == pytest.approx(lm.score(text).token_nats, rel=1e-5)
+    lm.model.vocabulary_size = 1 << 20  # its logits would take much memory
+    blocks = list(inspect_blocks(lm.model, [ids], lm.read(""), Totals(), attention_tokens=0))
+    assert {len(block.ids) for block in blocks[:-1]} == {512}
+
+
 def test_the_terminal_shows_text_totals_and_weights(
     run: RunFolder, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,7 +150,7 @@ def test_the_page_shows_the_first_tokens_and_says_so(run: RunFolder, tmp_path: P
     page = tmp_path / "page.html"
     assert main(["inspect", str(run.path), str(hostile), "--html", str(page), "--tokens", "60"]) == 0
     found = Scripts(page.read_text())
-    assert len(found.scripts) == 2
+    assert len(found.scripts) == 3
     assert not [tag for tag, _ in found.elements if tag == "b"]
     assert "Only the first 60 of 170 tokens are shown." in found.shown
     data = json.loads(found.scripts[0])
@@ -177,6 +195,59 @@ def test_memory_does_not_grow_with_the_text(
     assert peaks[2] < peaks[1] + (1 << 18)
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells the resident memory")
+@pytest.mark.parametrize("more", [["--json"], ["--html"]])
+def test_resident_memory_does_not_grow_with_the_text(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout", (tmp_path / "out").open("w"))  # a captured text would count too
+    monkeypatch.setattr("longspan.cli.text_input.CHUNK_BYTES", 1 << 12)
+    path, resident, sizes = tmp_path / "long.txt", list[int](), list[int]()
+    for count, size in enumerate((20_000, 20_000, 180_000)):  # the first is for what is made only once
+        path.write_bytes(b"0123456789" * (size // 10))
+        page = tmp_path / f"{count}.html"
+        words = [*more, str(page)] if more == ["--html"] else more
+        assert main(["inspect", str(run.path), str(path), "--attention-tokens", "512", *words]) == 0
+        gc.collect()
+        resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize())
+        sizes.append(page.stat().st_size if page.exists() else 0)
+    # The bits alone, as Python's numbers, would be 5 MB more.
+    assert resident[2] - resident[1] < 4e6
+    assert sizes[2] <= sizes[1] + 500
+
+
+def test_the_most_surprising_parts_are_those_of_the_whole_text(
+    run: RunFolder, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *tokens, total = json_lines(capsys, "inspect", run.path, text, "--json", "--tokens", "10")
+    bits = [float(str(token["bits"])) for token in tokens]
+    starts = [*range(0, 512, 64), *range(512, len(TEXT) - 63, 64)]
+    means = {start: sum(bits[start : start + 64]) / 64 for start in starts}
+    parts = total["surprising"]
+    assert isinstance(parts, list)
+    assert [part["token"] for part in parts] == sorted(starts, key=lambda start: -means[start])[:20]
+    assert parts[0]["text"] == TEXT[parts[0]["token"] :][:64]
+    assert parts[0]["bits_per_token"] == pytest.approx(means[parts[0]["token"]])
+    page = tmp_path / "page.html"
+    assert main(["inspect", str(run.path), str(text), "--html", str(page), "--tokens", "10"]) == 0
+    assert "most surprising parts, of 64 tokens each" in capsys.readouterr().out
+    assert "Most surprising parts" in Scripts(page.read_text()).shown
+
+
+def test_a_page_shows_attention_for_so_many_tokens_only(
+    run: RunFolder, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longspan.cli.inspect_.MOST_HEADS", 4 * 100)  # the model has four heads
+    page = tmp_path / "page.html"
+    assert main(["inspect", str(run.path), str(text), "--html", str(page), "--tokens", "300"]) == 0
+    found = Scripts(page.read_text())
+    tokens = json.loads(found.scripts[0])["tokens"]
+    assert [("top" in token, "mean_distance" in token) for token in tokens] == (
+        [(True, True)] * 100 + [(False, False)] * 200
+    )
+    assert "Attention is shown for the first 100 of them." in found.shown
+
+
 def test_mistakes_are_one_line(
     run: RunFolder, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +258,7 @@ def test_mistakes_are_one_line(
         (["inspect", run.path, tmp_path], 1, "is a folder"),
         (["inspect", run.path, empty], 1, "no tokens"),
         (["inspect", run.path, text, "--tokens", "-1"], 2, "--tokens"),
+        (["inspect", run.path, text, "--tokens", "100001"], 2, "at most 100,000"),
         (["inspect", run.path, text, "--token", "810", "--tokens", "0"], 1, "there is no token 810"),
         (["inspect", run.path, text, "--html", text], 1, "exists already"),
         (["inspect", tmp_path, text], 1, "not a run folder"),

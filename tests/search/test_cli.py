@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,13 @@ def test_search_then_train_what_was_found(recipe: str, capsys: pytest.CaptureFix
     assert (run / "metrics.jsonl").read_bytes() == before
     assert (run / "architecture.png").read_text() == "mine"
     assert all((run / name).is_file() for name in WRITTEN)
+
+    assert main(["search", "--resume", str(run), "--top", "3", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [f"{one['pattern']} {one['probability']:.4f}" for one in told["patterns"]] == [
+        f"{words[0]} {words[-1]}" for words in patterns(shown)
+    ]
+    assert (told["run"], told["final"]) == (str(run), final)
 
     assert main(["search", recipe, "--out", str(run)]) == 1
     assert f"continue with 'longspan search --resume {run}'" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
 from longspan import load
@@ -174,3 +175,11 @@ def test_a_damaged_line_is_named(uninterrupted: Path, tmp_path: Path, damage: st
     run.architecture.unlink()
     with pytest.raises(UserError, match="has no architectures to show"):
         read_architecture(run)
+
+
+def test_tensorboard_shows_the_probabilities(uninterrupted: Path) -> None:
+    events = EventAccumulator(str(uninterrupted / "tensorboard"), size_guidance={"images": 0})
+    events.Reload()
+    lines = (uninterrupted / "architecture.jsonl").read_text().splitlines()
+    images = events.Images("search/candidates_down_blocks_across")
+    assert [image.step for image in images] == [json.loads(line)["step"] for line in lines]

@@ -19,6 +19,17 @@ from longspan.serving.request import Finished, Sampling, Token
 from tests.models.test_contract import VARIANTS, VOCABULARY
 from tests.using.test_every_model import lively
 
+KINDS = (  # every architecture, and every way to decode it
+    "modern, n-grams",
+    "modern, convolution",
+    "adaptive-span, dynamic",
+    "adaptive-span, pattern",
+    "all-attention",
+    "sha-rnn",
+    "transformer-xl",
+    "transformer-xl, from zeros, pre-norm",
+    "gpt",
+)
 LETTERS = "abcdefghij\n"[:VOCABULARY]
 
 

@@ -17,8 +17,7 @@ from longspan.reading import READ_BLOCK
 from longspan.serving.jobs import Cancelled
 from longspan.serving.limits import Busy, PromptTooLong, Stopping, TooManyTokens
 from longspan.serving.request import Finished, Sampling, Token
-from tests.models.test_contract import VARIANTS
-from tests.serving.small_models import LETTERS, Answer, Client, ask, encode, loaded, running
+from tests.serving.small_models import KINDS, LETTERS, Answer, Client, ask, encode, loaded, running
 
 PROMPT = "abcab\nfgh"
 
@@ -33,7 +32,7 @@ def soon(holds: Callable[[], bool]) -> bool:
 LONG = "abcdefghij\n" * 600  # more than ten blocks
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", KINDS)
 def test_a_text_is_that_of_the_model(variant: str) -> None:
     lm = loaded(variant)
     with running(lm, slots=8) as engine:
@@ -311,8 +310,12 @@ def test_after_a_step_that_failed_the_engine_serves_on(monkeypatch: pytest.Monke
     lm = loaded()
     with running(lm) as engine:
         with monkeypatch.context() as patched:
-            patched.setattr(type(engine._scheduler.batch._slots), "read", lambda *_: 1 / 0)
+            patched.setattr(type(engine._scheduler.batch._slots), "launch", lambda *_: 1 / 0)
             assert ask(engine, PROMPT, max_tokens=9).wait().finished.reason == "error"
+            ended, last = Client(), Sampling(max_tokens=1, seed=1)  # needs no step, but for its state
+            job = engine.generate(None, encode(lm, PROMPT), last, ended, keep_state=True)
+            assert ended.wait().finished.reason == "length"
+            assert job.state is not None
         assert ask(engine, PROMPT, max_tokens=9, seed=1).wait().text == lm.generate(
             PROMPT, 9, temperature=1.0, seed=1
         )

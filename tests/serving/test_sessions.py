@@ -225,8 +225,8 @@ print(made.id, flush=True)
 for number in range(10**6):
     sessions.update(made.id, lm.read("abcde"[number % 5]), "abcde"[number % 5])
     sessions.save(made.id)
-    sessions.create("m", lm.read("b")) if number < 20 else None
-    if number == 25:
+    sessions.create("m", lm.read("b")) if number < 5 else None
+    if number == 8:
         print("saved", flush=True)
 """
 

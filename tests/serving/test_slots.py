@@ -8,7 +8,7 @@ import torch
 from longspan.generation import sample
 from longspan.kernels import gemv, linear, span_attention
 from longspan.kernels.span_attention import decode_cpu, decode_gpu, gpu
-from longspan.models import LanguageModel
+from longspan.models import LanguageModel, Stack
 from longspan.serving.request import Sampling
 from longspan.serving.row_decoder import RowDecoder
 from longspan.serving.sampling import Draws, draw
@@ -58,7 +58,7 @@ def test_a_row_goes_on_with_the_text_that_was_put_there(
 
 
 @only_interpreted
-@pytest.mark.parametrize("variant", ["modern, n-grams", "adaptive-span, windows", "all-attention, dynamic"])
+@pytest.mark.parametrize("variant", ["modern, n-grams", "all-attention, dynamic"])
 def test_a_ring_of_a_gpu_goes_on_with_another_text(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not variant.startswith(NOT_RECORDABLE)
     model = lively(variant).float()
@@ -151,3 +151,20 @@ def test_every_row_draws_as_it_would_alone() -> None:
             expected = int(sample(scores_1V, one.temperature, one.top_k, one.top_p, alone[n]))
             assert found[n] == expected, one
             generated[n].add(expected)
+
+
+@pytest.mark.parametrize("step", [None, lambda tokens_1B: pytest.fail("its rows cannot be replaced")])
+def test_a_model_without_such_a_step_is_read_by_forward(
+    step: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stack, "step_from", lambda *_: step)
+    model = make("modern, n-grams")
+    slots, states = make_slots(model, 8), [text_state(model, length, length) for length in (2, 13, 5)]
+    assert isinstance(slots, BatchedSlots)
+    keys = [slots.add(state) for state in states]
+    for _ in range(2):
+        found_NV = slots.read(dict(zip(keys, (3, 4, 5), strict=True)))
+    for row, state in enumerate(states):
+        with torch.no_grad():
+            expected_BTV, _ = model.log_probs(torch.tensor([[3 + row] * 2]), state)
+        torch.testing.assert_close(found_NV[row], expected_BTV[0, 1], rtol=1e-8, atol=1e-9)

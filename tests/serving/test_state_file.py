@@ -18,8 +18,7 @@ from longspan.reading import TextState
 from longspan.serving.limits import BadState
 from longspan.serving.state_file import Facts, fingerprint, from_bytes, to_bytes
 from longspan.state import State
-from tests.models.test_contract import VARIANTS
-from tests.serving.small_models import loaded
+from tests.serving.small_models import KINDS, loaded
 
 LM = loaded("modern, n-grams")
 OWN = fingerprint(LM)
@@ -28,7 +27,7 @@ FACTS = Facts(OWN, STATE.tokens, STATE.tail, "abc", 1.5)
 DATA = to_bytes(STATE, FACTS)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", KINDS)
 def test_a_state_survives(variant: str) -> None:
     lm = loaded(variant)
     state, own = lm.read("abcab\nabcabc"), fingerprint(lm)

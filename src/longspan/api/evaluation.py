@@ -18,7 +18,7 @@ from longspan.language_model import LoadedModel, load
 from longspan.runs import RunFolder
 
 Progress = Callable[[int, int], None]
-_TIMEOUT_SECONDS = 600  # how long the processes of torchrun wait for each other
+TIMEOUT_SECONDS = 600  # how long the processes of torchrun wait for each other
 
 
 def evaluate(
@@ -47,18 +47,12 @@ def evaluate(
     `progress(done, total)` gets the number of tokens scored so far, and of all tokens.
     Under torchrun all processes must call this: they divide the text, and each gets the whole score.
     """
-    loaded = model if isinstance(model, LoadedModel) else load(Path(model), checkpoint, device)
-    settings = {
-        "protocol": protocol,
-        "batch_size": batch_size,
-        "block_length": block_length,
-        "max_tokens": max_tokens,
-    }
-    table = schema.write(loaded.config.evaluation)
-    table |= {name: value for name, value in settings.items() if value is not None}
-    config = schema.read(EvaluationConfig, table, "evaluation")
-    tokens = _tokens(loaded, data, split)
-    with distributed.joined(loaded.device, _TIMEOUT_SECONDS):
+    loaded = loaded_model(model, checkpoint, device)
+    config = evaluation_config(
+        loaded, protocol=protocol, batch_size=batch_size, block_length=block_length, max_tokens=max_tokens
+    )
+    tokens = tokens_of(loaded, data, split)
+    with distributed.joined(loaded.device, TIMEOUT_SECONDS):
         return score_tokens(
             loaded.model,
             tokens,
@@ -73,7 +67,21 @@ def evaluate(
         )
 
 
-def _tokens(loaded: LoadedModel, data: Any, split: str | None) -> TokenFile | TokenArray:
+def loaded_model(
+    model: LoadedModel | str | os.PathLike[str], checkpoint: Literal["best", "last"], device: str
+) -> LoadedModel:
+    return model if isinstance(model, LoadedModel) else load(Path(model), checkpoint, device)
+
+
+def evaluation_config(loaded: LoadedModel, **settings: Any) -> EvaluationConfig:
+    """The run's own settings, except those that are not None."""
+    table = schema.write(loaded.config.evaluation)
+    table |= {name: value for name, value in settings.items() if value is not None}
+    return schema.read(EvaluationConfig, table, "evaluation")
+
+
+def tokens_of(loaded: LoadedModel, data: Any, split: str | None) -> TokenFile | TokenArray:
+    """What `data` and `split` of `evaluate` mean, as tokens."""
     if isinstance(data, Mapping):
         split = split or "test"
         if split not in data:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from longspan.config import RunConfig
+from longspan.inspection.display import facts_html
 from longspan.language_model import LoadedModel, load
 from longspan.runs import RunFolder
 
@@ -49,3 +50,13 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run('{self.path}')"
+
+    def _repr_html_(self) -> str:
+        final = self.final
+        facts = [("run", str(self.path)), ("finished", "no" if final is None else "yes")]
+        for split in ("valid", "test"):
+            for name in ("bits_per_byte", "bits_per_token"):
+                value = (final or {}).get(split, {}).get(name)
+                if value is not None:
+                    facts.append((f"{split}, {name.replace('_', ' ')}", f"{value:.4f}"))
+        return facts_html(self.config.name, facts)

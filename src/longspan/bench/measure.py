@@ -21,6 +21,7 @@ from longspan.errors import UserError
 from longspan.flops import Shape
 from longspan.generation import generate
 from longspan.models import LanguageModel, build_run
+from longspan.progress import task
 from longspan.runs.auto_options import resolved
 from longspan.training.graphs import STEADY
 from longspan.training.memory_plan import MemoryPlan
@@ -129,7 +130,13 @@ class Bench:
             fallback.compile(model.compile)
         step = Training(model, self.config, path, fallback).step
         warm_ups = WARM_UPS.get(self.device.type, WARM_UPS["cpu"])
-        return seconds_of(step, self.device, times=steps, warm_ups=warm_ups)
+        with task(f"{self.config.name}, {path.name} path", "steps", warm_ups + steps) as progress:
+
+            def counted() -> None:
+                step()
+                progress(progress.done + 1)
+
+            return seconds_of(counted, self.device, times=steps, warm_ups=warm_ups)
 
     def _decoding(self) -> Decoding:
         self.say(f"{self.config.name}: decoding {DECODED} tokens")

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from longspan.cli import (
     attention,
     bench,
+    completion,
     cutoffs,
     data,
     eval,
@@ -33,6 +34,7 @@ from longspan.cli import (
     runs,
     score,
     search,
+    serve,
     spans,
     train,
 )
@@ -44,6 +46,7 @@ from longspan.config import RunConfig
 from longspan.config.reference import documented
 from longspan.cores import settle_threads
 from longspan.errors import UsageError, UserError, is_out_of_memory, nearest
+from longspan.progress import say, showing
 from longspan.registry import load_plugins
 from longspan.streams import open_missing
 from longspan.terminal import control_characters_shown
@@ -65,6 +68,8 @@ COMMANDS = {
     "runs": runs,
     "import": import_,
     "bench": bench,
+    "completion": completion,
+    "serve": serve,
 }
 
 
@@ -112,21 +117,14 @@ def _main(argv: Sequence[str] | None) -> int:
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
     """One line on stderr, without the source location; rank 0 speaks for all processes of torchrun."""
     if ranks.rank() == 0:
-        print(f"longspan: warning: {message}", file=sys.stderr)
+        say(f"longspan: warning: {message}")
 
 
 def _run(argv: list[str]) -> None:
     if any("\0" in word for word in argv):
         _OneLineParser(prog="longspan").error("an argument contains a NUL character: no file has such a name")
     load_plugins(given_plugins(_OneLineParser(prog="longspan", add_help=False), argv))
-    parser = _OneLineParser(
-        prog="longspan", description="Language models with memory: train, evaluate, inspect, generate."
-    )
-    parser.add_argument("--version", "-V", action="version", version=f"longspan {VERSION}")
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for module in COMMANDS.values():
-        module.register(subparsers)
-
+    parser, subparsers = all_parsers()
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
         raise UsageError(f"unknown command '{argv[0]}'{nearest(argv[0], COMMANDS)} (see 'longspan --help')")
     plain, dotted = _set_dotted_apart(argv)
@@ -146,12 +144,25 @@ def _run(argv: list[str]) -> None:
     args.overrides = dotted
     check_address_space()
     try:
-        args.run(args)
+        with showing(quiet=getattr(args, "quiet", False) or ranks.rank() > 0):
+            args.run(args)
     except (RuntimeError, MemoryError, ImportError, OSError) as problem:
         if not is_out_of_memory(problem):
             raise
         advice = getattr(args, "smaller", "use a machine with more memory, or less text")
         raise UserError(f"there is not enough memory: {advice}") from None
+
+
+def all_parsers() -> tuple[argparse.ArgumentParser, Any]:
+    """The parser of the command line, and that which holds the commands."""
+    parser = _OneLineParser(
+        prog="longspan", description="Language models with memory: train, evaluate, inspect, generate."
+    )
+    parser.add_argument("--version", "-V", action="version", version=f"longspan {VERSION}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    for module in COMMANDS.values():
+        module.register(subparsers)
+    return parser, subparsers
 
 
 def _set_dotted_apart(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longspan.cli.console import say, show_table
+from longspan.cli.console import STDOUT, add_json_option, add_quiet_option, show_table
 from longspan.cli.paths import as_path, check_writable, expanded
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.errors import UsageError, UserError
 from longspan.files import whole_file
 from longspan.json_text import to_json
-from longspan.progress import every_tenth
+from longspan.progress import task, tell
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +48,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "--scale", choices=("linear", "log"), default="linear", help="of the figure (default: linear)"
     )
-    parser.add_argument("--json", type=as_path, metavar="FILE", help="write all numbers to a new file")
+    add_json_option(parser, "all numbers")
     parser.add_argument(
         "--token",
         type=int,
@@ -65,6 +65,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: auto)")
     add_plugin_option(parser)
+    add_quiet_option(parser)
     parser.set_defaults(run=run, smaller="use a machine with more memory")
 
 
@@ -82,11 +83,20 @@ def run(args: argparse.Namespace) -> None:
         _over_text(lm, ids, args, text)
 
 
-def _write(args: argparse.Namespace, text: str, report: dict[str, Any]) -> None:
-    """Write the JSON file before anything is printed, since a closed pipe ends the command."""
-    if args.json is not None:
-        with whole_file(args.json) as partial:
-            partial.write_text(to_json({"run": args.folder, "text": text} | report) + "\n")
+def _write(args: argparse.Namespace, text: str, report: dict[str, Any]) -> bool:
+    """Write the JSON file before anything is printed, since a closed pipe ends the command.
+
+    Returns whether it was printed in place of the tables.
+    """
+    if args.json is None:
+        return False
+    line = to_json({"run": args.folder, "text": text} | report)
+    if args.json == STDOUT:
+        print(line)
+        return True
+    with whole_file(args.json) as partial:
+        partial.write_text(line + "\n")
+    return False
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -101,10 +111,11 @@ def _check(args: argparse.Namespace) -> None:
             f"the figure is a PNG or SVG file: --out must end in .png or .svg, not {args.out.name}"
         )
     for option, path in (("--out", args.out), ("--json", args.json)):
-        if path is not None and path.exists():
+        if path in (None, STDOUT):
+            continue
+        if path.exists():
             raise UserError(f"{path} exists already: give {option} another name")
-        if path is not None:
-            check_writable(path)
+        check_writable(path)
 
 
 def _ids(lm: LoadedModel, args: argparse.Namespace) -> tuple[npt.NDArray[np.int64], str]:
@@ -118,7 +129,7 @@ def _ids(lm: LoadedModel, args: argparse.Namespace) -> tuple[npt.NDArray[np.int6
                 f"{args.folder} has no corpus of its own: give a text file, or - for standard input"
             )
         valid = held_out(
-            data.corpus, "valid", lm.tokenizer, data.tokenizer, say, binary=data.binary, field=data.field
+            data.corpus, "valid", lm.tokenizer, data.tokenizer, tell, binary=data.binary, field=data.field
         )
         return valid.tokens[: args.tokens].astype("int64"), f"the valid split of {Path(data.corpus).name}"
     most = CHARACTERS_PER_TOKEN * args.tokens
@@ -133,11 +144,12 @@ def _ids(lm: LoadedModel, args: argparse.Namespace) -> tuple[npt.NDArray[np.int6
 def _over_text(lm: LoadedModel, ids: npt.NDArray[np.int64], args: argparse.Namespace, text: str) -> None:
     from longspan.inspection import draw_attention, mean_attention
 
-    progress = every_tenth(lambda done, total: say(f"{done:,} of {total:,} tokens"))
-    mean = mean_attention(lm.model, ids, progress=progress)
+    with task("reading", "tokens", len(ids)) as progress:
+        mean = mean_attention(lm.model, ids, progress=progress)
     if args.out is not None:
         draw_attention(mean, f"{lm.config.name} on {text}", args.out, args.scale)
-    _write(args, text, mean.as_json())
+    if _write(args, text, mean.as_json()):
+        return
     print(f"Attention of {lm.config.name} over {mean.tokens:,} tokens of {text}, distances in tokens")
     show_table(
         ("layer", "module", "head", "mean distance", "50% within", "90% within", "persistent"), _rows(mean)
@@ -163,7 +175,8 @@ def _at_token(lm: LoadedModel, ids: npt.NDArray[np.int64], args: argparse.Namesp
     token = args.token
     if not 0 <= token < len(ids):
         raise UserError(f"there is no token {token} in the first {len(ids):,} of {text} (see --tokens)")
-    layers = token_attention(lm.model, ids, token)
+    with task(f"reading up to token {token:,}"):
+        layers = token_attention(lm.model, ids, token)
     if not layers:
         raise UserError("this model has no attention: there are no weights to show")
     pieces = lm.tokenizer.pieces()
@@ -180,7 +193,8 @@ def _at_token(lm: LoadedModel, ids: npt.NDArray[np.int64], args: argparse.Namesp
             ]
             if one["persistent"] is not None:
                 rows.append((*where, f"{one['persistent']:.4f}", "-", "-", "all persistent vectors"))
-    _write(args, text, {"token": token, "layers": report})
+    if _write(args, text, {"token": token, "layers": report}):
+        return
     print(f"Attention of {lm.config.name} at token {token:,} of {text}, {texts[-1]}")
     show_table(("layer", "head", "weight", "distance", "position", "text"), rows)
 

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from longspan import recipes
-from longspan.cli.console import say, show_table
+from longspan.cli.console import STDOUT, add_json_option, add_quiet_option, show_table
 from longspan.cli.overrides import changed, split_overrides
-from longspan.cli.paths import as_path, check_writable
+from longspan.cli.paths import check_writable
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.cli.recipes import BYTES, known_vocabulary_size
 from longspan.errors import UsageError, UserError
 from longspan.files import whole_file
 from longspan.json_text import to_json
+from longspan.progress import tell
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +55,8 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument("--decode", action="store_true", help="also time the decoding of one text")
     add_plugin_option(parser)
-    parser.add_argument("--json", type=as_path, metavar="FILE", help="write all figures to a new file")
+    add_json_option(parser, "all figures")
+    add_quiet_option(parser)
     parser.set_defaults(
         run=run, accepts_overrides=True, smaller="give a smaller --batch-size or --block-length"
     )
@@ -63,9 +65,9 @@ def register(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.steps < 1:
         raise UsageError(f"--steps must be at least 1, not {args.steps}")
-    if args.json is not None and args.json.exists():
-        raise UserError(f"{args.json} exists already: give another name with --json")
-    if args.json is not None:
+    if args.json not in (None, STDOUT):
+        if args.json.exists():
+            raise UserError(f"{args.json} exists already: give another name with --json")
         check_writable(args.json)
     from longspan.bench import Bench
     from longspan.runs import pick_device
@@ -79,18 +81,22 @@ def run(args: argparse.Namespace) -> None:
         table.get("training", {}).pop("segment_length", None)  # tokens are random, and blocks of any length
         config = changed(table, options.items(), name)
         vocabulary_size = known_vocabulary_size(config.data) or BYTES
-        benches.append(Bench(config, vocabulary_size, device, spans=args.spans, say=say))
+        benches.append(Bench(config, vocabulary_size, device, spans=args.spans, say=tell))
     # All checks before the first measurement: a broken path must not cost time.
     agreements = [bench.check() for bench in benches]
     figures = [
         bench.measure(agreement, steps=args.steps, decode=args.decode)
         for bench, agreement in zip(benches, agreements, strict=True)
     ]
-    _show(figures)
     if args.json is not None:
         report = {"environment": environment(device), "figures": [one.as_json() for one in figures]}
+        text = to_json(report, indent=2)
+        if args.json == STDOUT:
+            print(text)
+            return
         with whole_file(args.json) as partial:
-            partial.write_text(to_json(report, indent=2) + "\n")
+            partial.write_text(text + "\n")
+    _show(figures)
 
 
 def _options(args: argparse.Namespace, device: torch.device) -> dict[str, str]:

@@ -1,16 +1,35 @@
-"""Progress lines on standard error, and tables on standard output."""
+"""Notes on standard error, tables on standard output, and the option that silences progress."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
+from longspan.cli.paths import as_path
+from longspan.progress import say
 from longspan.terminal import console, visible
 
+__all__ = ["STDOUT", "add_json_option", "add_quiet_option", "say", "show_table"]
 
-def say(line: str) -> None:
-    """Print one progress line."""
-    print(line, file=sys.stderr)
+STDOUT = Path("-")
+
+
+def add_quiet_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def add_json_option(parser: argparse.ArgumentParser, what: str) -> None:
+    """`--json`, which prints JSON in place of tables, and `--json FILE`."""
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const=STDOUT,
+        type=as_path,
+        metavar="FILE",
+        help=f"print {what} as one JSON object; with FILE: write them to a new file, besides the tables",
+    )
 
 
 def show_table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers: bool = False) -> None:

@@ -9,12 +9,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from longspan.cli.console import say, show_table
+from longspan.cli.console import add_quiet_option, say, show_table
 from longspan.cli.paths import as_path
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.cli.tokenizer_options import add_tokenizer_options, given_tokenizer_options, tokenizer_config
 from longspan.config import DataConfig
 from longspan.errors import UsageError, UserError
+from longspan.json_text import to_json
+from longspan.progress import task, tell
 
 if TYPE_CHECKING:
     from longspan.output.cutoffs import Cost
@@ -61,6 +63,8 @@ def register(subparsers: Any) -> None:
         help="do not measure: seconds per product, seconds per score, and the number of scores up to which "
         "a product takes no longer than an empty one",
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_quiet_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -80,16 +84,24 @@ def run(args: argparse.Namespace) -> None:
         if product is None
         else TimeCost(counts, args.clusters, floor=product.floor / tokens)
     )
-    cutoffs = best_cutoffs(cost)
-    say(f"found in {time.perf_counter() - begun:.2f} s")
+    with task("comparing clusters"):
+        cutoffs = best_cutoffs(cost)
+    tell(f"found in {time.perf_counter() - begun:.2f} s")
     clusters = _clusters(counts, cutoffs)
     (whole,) = _clusters(counts, ())
-    _show(whole, clusters, counted=args.unigrams is None)
     if product is None:
-        _compare(cost.total(cutoffs) / cost.num_tokens, cost.num_words, "scores per token")
+        adaptive, plain = cost.total(cutoffs) / cost.num_tokens, float(cost.num_words)
+        unit = "scores per token"
     else:
         adaptive, plain = _milliseconds(product, tokens, clusters), _milliseconds(product, tokens, [whole])
-        _compare(adaptive, plain, f"ms per {tokens:,} tokens")
+        unit = f"ms per {tokens:,} tokens"
+    if args.json:
+        found = [one._asdict() for one in clusters]
+        costs = {"cost": adaptive, "cost_of_plain_softmax": plain, "unit": unit}
+        print(to_json({"cutoffs": cutoffs, "clusters": found} | costs))
+        return
+    _show(whole, clusters, counted=args.unigrams is None)
+    _compare(adaptive, plain, unit)
     print(f"\n[model.vocabulary]\ncutoffs = {list(cutoffs)}\n")
     print(f"or: longspan train RECIPE --model.vocabulary.cutoffs '{list(cutoffs)}'")
 
@@ -134,7 +146,7 @@ def _counts(args: argparse.Namespace) -> list[int]:
         return _read_unigrams(args.unigrams, args.clusters)
     from longspan.data import count_tokens, prepare
 
-    corpus = prepare(DataConfig(corpus=args.corpus, tokenizer=tokenizer_config(args)), say)
+    corpus = prepare(DataConfig(corpus=args.corpus, tokenizer=tokenizer_config(args)), tell)
     counts: list[int] = count_tokens(corpus.splits["train"].tokens, corpus.tokenizer.vocabulary_size).tolist()
     return counts
 
@@ -200,8 +212,8 @@ def _measured(args: argparse.Namespace) -> ProductTime:
     from longspan.runs.environment import pick_device
 
     device, width = pick_device(args.device or DEVICE), args.width or WIDTH
-    say(f"measuring matrix products of width {width} on {device}")
-    measured = measure(width, device)
+    with task(f"measuring matrix products of width {width} on {device}"):
+        measured = measure(width, device)
     product = fit(measured)
     error = typical_error(product, measured)
     say(

@@ -7,12 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from longspan.cli.console import say, show_table
+from longspan.cli.console import add_quiet_option, show_table
 from longspan.cli.data_removal import add_removal_actions
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.cli.tokenizer_options import add_tokenizer_options, tokenizer_table
 from longspan.config import DataConfig, schema
 from longspan.errors import UsageError, usage_errors
+from longspan.progress import task, tell
 
 _FIELD = "the field of .jsonl files that has the text (default: text)"
 
@@ -33,6 +34,7 @@ def register(subparsers: Any) -> None:
     action = actions.add_parser("get", help="download a corpus")
     action.add_argument("corpus", metavar="NAME", help="a name that 'longspan data list' shows")
     add_plugin_option(action)
+    add_quiet_option(action)
     action.set_defaults(run=get)
 
     action = actions.add_parser("add", help="give a file or folder of text a name")
@@ -43,6 +45,7 @@ def register(subparsers: Any) -> None:
     )
     action.add_argument("--binary", action="store_true", help="it may hold any bytes, not only text")
     action.add_argument("--field", metavar="NAME", help=_FIELD)
+    add_quiet_option(action)
     action.set_defaults(run=add)
 
     add_removal_actions(actions)
@@ -69,6 +72,7 @@ def register(subparsers: Any) -> None:
     action.add_argument("--json", action="store_true", help="print one JSON object")
     add_tokenizer_options(action, default="byte")
     add_plugin_option(action)
+    add_quiet_option(action)
     action.set_defaults(run=info)
 
 
@@ -97,7 +101,7 @@ def get(args: argparse.Namespace) -> None:
     from longspan.data import corpora
     from longspan.data.corpus import SPLITS
 
-    corpus = corpora.find(args.corpus, say)
+    corpus = corpora.find(args.corpus, tell)
     sizes = ", ".join(f"{split} {corpus.size(split):,}" for split in SPLITS)
     print(f"{corpus.name} is ready: {sizes} bytes")
 
@@ -107,9 +111,10 @@ def add(args: argparse.Namespace) -> None:
 
     if not args.path:
         raise UsageError("PATH is empty: give a text file, or a folder of text files")
-    place = corpora.add(
-        args.name, Path(args.path), follow_links=args.follow_links, binary=args.binary, field=args.field
-    )
+    with task(f"checking {args.path}"):
+        place = corpora.add(
+            args.name, Path(args.path), follow_links=args.follow_links, binary=args.binary, field=args.field
+        )
     print(f"'{args.name}' now stands for {place}")
 
 
@@ -127,7 +132,7 @@ def info(args: argparse.Namespace) -> None:
     with usage_errors():
         config = schema.read(DataConfig, table)
         check_settings(config.tokenizer)
-    corpus = prepare(config, say)
+    corpus = prepare(config, tell)
     rows, splits = [], dict[str, dict[str, Any]]()
     for split, token_file in corpus.splits.items():
         sizes = (
@@ -136,7 +141,8 @@ def info(args: argparse.Namespace) -> None:
             token_file.num_words,
             token_file.num_tokens,
         )
-        bits = order_0_entropy(token_file.tokens)
+        with task(f"counting the tokens of {split}"):
+            bits = order_0_entropy(token_file.tokens)
         splits[split] = dict(zip(("bytes", "characters", "words", "tokens"), sizes, strict=True))
         splits[split] |= {"order_0_bits_per_token": bits}
         rows.append((split, *(f"{size:,}" for size in sizes), f"{bits:.3f}"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from longspan.cli.console import say
 from longspan.cli.recipes import BYTES, known_vocabulary_size
 from longspan.errors import UserError
+from longspan.progress import duration, tell
 
 if TYPE_CHECKING:
     from longspan.config import RunConfig
@@ -24,7 +24,7 @@ def dry_run(config: RunConfig) -> dict[str, Any]:
         raise UserError("there is nothing to train: the configuration has no [[stage]]")
     device = pick_device(config.training.device)
     known = known_vocabulary_size(config.data)
-    bench = Bench(config, known or BYTES, device, say=say)
+    bench = Bench(config, known or BYTES, device, say=tell)
     parameters, (plan, steps) = bench.num_parameters(), bench.time_steps(STEPS)
     training = bench.config.training
     tokens = training.batch_size * training.block_length * training.accumulate
@@ -45,7 +45,7 @@ def dry_run(config: RunConfig) -> dict[str, Any]:
 
 
 def as_text(facts: dict[str, Any]) -> str:
-    from longspan.training.formatting import duration, size
+    from longspan.training.formatting import size
 
     guess = "" if facts["vocabulary_size"] else f" (with a vocabulary of {BYTES}: the text decides its size)"
     memory, peak, seconds = facts["memory_bytes"], facts["peak_memory_bytes"], facts["estimated_seconds"]

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longspan.cli.console import say
+from longspan.cli.console import add_quiet_option, say
+from longspan.cli.eval_curve import add_curve_options, check_curve, show_curve
+from longspan.cli.eval_dynamic import add_dynamic_options, check_dynamic, show_dynamic
 from longspan.cli.figures import lost_text, meaningless, perplexity
 from longspan.cli.overrides import split_overrides
 from longspan.cli.paths import expanded
 from longspan.cli.plugin_option import add_plugin_option
+from longspan.cli.scoring import title
 from longspan.errors import UsageError, UserError, usage_errors
 from longspan.json_text import to_json
-from longspan.progress import every_tenth
-from longspan.terminal import console
+from longspan.progress import task, tell
 
 if TYPE_CHECKING:
     from longspan.evaluation import Score
@@ -27,6 +26,7 @@ SHORT = ("protocol", "batch_size", "block_length", "max_tokens")
 HELD_OUT = ("valid", "test")
 OF_TEXT = ("bits per byte", "bits per character", "perplexity per word", "bytes", "characters", "words")
 MAX_TOKENS = "evaluation.max_tokens"  # the run's own limit is for evaluation during training
+BATCH_SIZE = "evaluation.batch_size"
 TIMEOUT_SECONDS = 600  # how long the processes of torchrun wait for each other
 
 
@@ -64,8 +64,11 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--block-length", metavar="N", help="tokens per block (default: as in training)")
     parser.add_argument("--max-tokens", metavar="N", help="score only the first N tokens")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: auto)")
+    add_curve_options(parser)
+    add_dynamic_options(parser)
     add_plugin_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_quiet_option(parser)
     parser.set_defaults(
         run=run, accepts_overrides=True, smaller="give a smaller --batch-size or --block-length"
     )
@@ -82,6 +85,8 @@ def run(args: argparse.Namespace) -> None:
         with usage_errors():
             check_split(args.split)
     overrides = _overrides(args)
+    check_curve(args)
+    check_dynamic(args)
     with distributed.joined(pick_device(args.device), TIMEOUT_SECONDS):
         _score(args, overrides, first=distributed.is_first())
 
@@ -94,31 +99,39 @@ def _score(args: argparse.Namespace, overrides: dict[str, str], *, first: bool) 
     from longspan.language_model import load
     from longspan.runs import RunFolder
 
-    tell = say if first else _quiet
+    note = say if first else _quiet
     lm = load(args.folder, args.checkpoint, args.device, overrides)
     corpus = args.data or lm.config.data.corpus
     if not corpus:
         raise UserError(f"{args.folder} has no corpus of its own: give the text with --data")
     split = split_to_score(args.split, args.data)
-    if not args.data and split in HELD_OUT and has_changed(RunFolder.open(Path(args.folder)), tell):
-        tell(
+    if not args.data and split in HELD_OUT and has_changed(RunFolder.open(Path(args.folder)), note):
+        note(
             f"longspan: the text of {corpus} has changed since the run began: "
             f"its {split} split may contain text that the model was trained on"
         )
     if split == WHOLE and corpora.anchored(corpus) == corpora.anchored(lm.config.data.corpus):
-        tell(f"longspan: the model was trained on a part of {corpus}: --split test scores only held-out text")
+        note(f"longspan: the model was trained on a part of {corpus}: --split test scores only held-out text")
     data = lm.config.data
     token_file = held_out(
         corpus, split, lm.tokenizer, data.tokenizer, tell, binary=data.binary, field=data.field
     )
-    with _progress(first) as progress:
+    where = {"run": args.folder, "checkpoint": args.checkpoint, "corpus": corpus, "split": split}
+    max_tokens = lm.config.evaluation.max_tokens if MAX_TOKENS in overrides else None
+    if args.context_curve:
+        show_curve(args, lm, token_file, where, max_tokens, first=first)
+        return
+    if args.dynamic is not None:
+        show_dynamic(args, lm, token_file, where, max_tokens, own_lanes=BATCH_SIZE in overrides)
+        return
+    with task("scoring", "tokens") as progress:
         score = evaluate(
             lm.model,
             token_file,
             tokenizer=lm.tokenizer,
             config=lm.config.evaluation,
             block_length=lm.config.training.block_length,
-            max_tokens=lm.config.evaluation.max_tokens if MAX_TOKENS in overrides else None,
+            max_tokens=max_tokens,
             memory=not args.no_memory,
             by_position=args.by_position,
             device=lm.device,
@@ -126,7 +139,6 @@ def _score(args: argparse.Namespace, overrides: dict[str, str], *, first: bool) 
         )
     if not first:
         return
-    where = {"run": args.folder, "checkpoint": args.checkpoint, "corpus": corpus, "split": split}
     warnings = meaningless(score.nats, score.unknown, score.tokens)
     if args.json:
         shares = {"unknown_share": score.unknown / score.tokens, "warnings": warnings}
@@ -161,7 +173,6 @@ def _overrides(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _as_text(score: Score, where: dict[str, str], notes: list[str], warnings: list[str]) -> str:
-    from longspan.data.corpus import WHOLE
     from longspan.evaluation.by_position import in_powers_of_two
 
     rows = [
@@ -186,13 +197,7 @@ def _as_text(score: Score, where: dict[str, str], notes: list[str], warnings: li
         rows.append(("memory", "none: every block starts from an empty state"))
     rows.extend(("warning", warning) for warning in warnings)
     rows.extend(("note", note) for note in notes)
-    part = (
-        f"all of {where['corpus']}"
-        if where["split"] == WHOLE
-        else "the {split} split of {corpus}".format(**where)
-    )
-    title = "{run} ({checkpoint} checkpoint) on ".format(**where) + part
-    lines = [title, "", *(f"{name:<22}{value}" for name, value in rows)]
+    lines = [title(where), "", *(f"{name:<22}{value}" for name, value in rows)]
     if score.by_position is not None:
         lines += ["", f"{'position in block':<22}{'tokens':>14}{'nats per token':>18}"]
         for row in in_powers_of_two(score.by_position):
@@ -207,20 +212,3 @@ def _quiet(line: str) -> None:
 
 def _count(count: int | None) -> str:
     return "unknown" if count is None else f"{count:,}"
-
-
-@contextmanager
-def _progress(first: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """Progress: a live line on a terminal, a plain line at every tenth elsewhere; only the first rank's."""
-    if not first:
-        yield None
-        return
-    if not sys.stderr.isatty():
-        yield every_tenth(lambda done, total: say(f"{done:,} of {total:,} tokens"))
-        return
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("scoring"), MofNCompleteColumn(), TextColumn("tokens, left"), TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
-        task = progress.add_task("scoring", total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -24,5 +24,7 @@ EXAMPLES = {
     "longspan recipes": "longspan recipes quickstart > mine.toml",
     "longspan runs": "longspan runs runs --json",
     "longspan import": "longspan import checkpoint.pt --kind adaptive-span --data enwik8 --out runs/theirs",
+    "longspan completion": "longspan completion bash > longspan.bash",
+    "longspan serve": "longspan serve runs/mine --port 8000",
     "longspan bench": "longspan bench quickstart --decode --json figures.json",
 }

@@ -9,12 +9,14 @@ import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from longspan.cli.console import add_quiet_option
 from longspan.cli.paths import expanded
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.errors import UsageError, usage_errors
+from longspan.progress import task
 
 if TYPE_CHECKING:
-    from longspan.language_model import LoadedModel
+    from longspan.language_model import GeneratedText, LoadedModel
     from longspan.reading import TextState
 
 SETTINGS = ("tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop")
@@ -83,6 +85,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: auto)")
     add_plugin_option(parser)
+    add_quiet_option(parser)
     parser.set_defaults(run=run, smaller="give a shorter prompt, or another --device")
 
 
@@ -103,7 +106,8 @@ def run(args: argparse.Namespace) -> None:
     several = len(asked) * args.samples > 1
     for number, prompt in enumerate(asked):
         lm.warn_of_unknown(prompt)
-        state = lm.read(prompt)  # once for all samples; errors in the prompt appear before any output
+        with task("reading the prompt", "tokens") as progress:
+            state = lm.read(prompt, progress=progress)  # once for all samples; errors before any output
         for sample in range(args.samples):
             if several and not args.json:
                 print(f"==> prompt {number + 1} of {len(asked)}, sample {sample + 1} of {args.samples} <==")
@@ -140,16 +144,18 @@ def _print_text(
     settings: dict[str, Any],
 ) -> None:
     if args.log_probs:
-        text = lm.generate(state=state, seed=seed, **settings)
+        text = _generated(lm, state, seed, settings)
         print(prompt, text, sep="")
         for token, log_prob in zip(_texts(lm, text.ids), text.log_probs, strict=True):
             print(f"{log_prob:10.4f}  {token!r}")
         return
     pieces = lm.stream(state=state, seed=seed, **settings)
     first = next(pieces)  # errors in the settings appear here, before any output
-    print(prompt, first, sep="", end="", flush=True)
-    for piece in pieces:
-        print(piece, end="", flush=True)
+    with task("generating", "tokens", args.tokens, prints=True) as progress:
+        print(prompt, first, sep="", end="", flush=True)
+        for number, piece in enumerate(pieces, 2):
+            print(piece, end="", flush=True)
+            progress(min(number, args.tokens))
     print()
 
 
@@ -161,12 +167,17 @@ def _print_json(
     seed: int,
     settings: dict[str, Any],
 ) -> None:
-    text = lm.generate(state=state, seed=seed, **settings)
+    text = _generated(lm, state, seed, settings)
     line: dict[str, Any] = {"prompt": prompt, "text": str(text), "seed": seed, "tokens": len(text.ids)}
     line |= {"log_prob": math.fsum(text.log_probs), "stop": text.stop}
     if args.log_probs:
         line["token_texts"], line["token_log_probs"] = _texts(lm, text.ids), text.log_probs
     print(json.dumps(line), flush=True)
+
+
+def _generated(lm: LoadedModel, state: TextState, seed: int, settings: dict[str, Any]) -> GeneratedText:
+    with task("generating", "tokens", settings["tokens"]) as progress:
+        return lm.generate(state=state, seed=seed, progress=progress, **settings)
 
 
 def _texts(lm: LoadedModel, ids: Sequence[int]) -> list[str]:

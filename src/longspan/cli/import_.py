@@ -7,9 +7,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from longspan.cli.console import say
+from longspan.cli.console import add_quiet_option
 from longspan.cli.paths import check_parent, expanded
 from longspan.errors import UsageError, usage_errors
+from longspan.progress import task, tell
 
 
 def register(subparsers: Any) -> None:
@@ -50,6 +51,7 @@ def register(subparsers: Any) -> None:
         help="JSON with the original's options (default for hf-transfo-xl: config.json next to FILE)",
     )
     parser.add_argument("--out", type=expanded, metavar="RUN", required=True, help="the new run folder")
+    add_quiet_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -75,12 +77,13 @@ def run(args: argparse.Namespace) -> None:
         if args.kind not in (None, model.kind):
             raise UsageError(f"the model '{model.name}' is of the kind {model.kind}: drop --kind")
         corpus = corpus or model.corpus
-        file, kind, url = model.fetch(say), model.kind, model.url
+        file, kind, url = model.fetch(tell), model.kind, model.url
     elif args.kind is None:
         raise UsageError("say with --kind which project FILE is from: 'longspan import --help' lists them")
     else:
         file, kind, url = Path(args.file), args.kind, None
-    import_run(file, kind, out, corpus, args.config, url=url, progress=say)
+    with task(f"importing {file.name}"):
+        import_run(file, kind, out, corpus, args.config, url=url, progress=tell)
     text = "" if corpus else " --data NUMBERS.txt"
     there = quote(str(out))
     print(f"{out}: try 'longspan eval {there}{text}' or 'longspan generate {there}'")

@@ -6,22 +6,27 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longspan.cli.console import show_table
+from longspan.cli.console import add_quiet_option, show_table
 from longspan.cli.paths import as_path, check_writable, expanded
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.cli.text_input import TextInput, check_file
 from longspan.errors import UsageError, UserError
 from longspan.json_text import to_json
+from longspan.progress import task
 from longspan.terminal import console, visible
 
 if TYPE_CHECKING:
     from longspan.inspection.surprise import Block, Totals
+    from longspan.inspection.surprising_parts import SurprisingPart
     from longspan.language_model import LoadedModel
 
 TOKENS = 1_000
 ATTENTION_TOKENS = 16_384
 LARGEST = 3  # positions of every head on the page
 POSITIONS = 10  # of every head with --token
+MOST_TOKENS = 100_000  # that are shown
+MOST_HEADS = 200_000  # pairs of a token and a head on the page: the later tokens come without attention
+PARTS = 3  # of the most surprising ones, in the terminal
 SHADES = ("", "on #3b2f0b", "on #6b4a00", "on #8f3d00", "on #a31621")
 BITS_OF_SHADES = (1.0, 2.5, 5.0, 8.0)
 
@@ -41,8 +46,8 @@ def register(subparsers: Any) -> None:
         type=int,
         default=TOKENS,
         metavar="N",
-        help=f"show the first N tokens, in the terminal and on the page (default: {TOKENS:,}); totals are "
-        "over all of the text",
+        help=f"show the first N tokens, in the terminal and on the page (default: {TOKENS:,}, at most "
+        f"{MOST_TOKENS:,}); totals and the most surprising parts are of all of the text",
     )
     parser.add_argument(
         "--attention-tokens",
@@ -54,7 +59,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--token", type=int, metavar="N", help="show the weights at token N (the first is 0)")
     parser.add_argument("--json", action="store_true", help="print JSON lines: every token, then the totals")
     parser.add_argument("--html", type=as_path, metavar="FILE", help="also write a page, to a new file")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_quiet_option(parser)
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: auto)")
     add_plugin_option(parser)
@@ -64,38 +69,29 @@ def register(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     _check(args)
     from longspan.inspection.surprise import Totals, inspect_blocks
+    from longspan.inspection.surprising_parts import SurprisingParts
     from longspan.language_model import load
 
     lm = load(args.folder, args.checkpoint, args.device)
-    text, totals, pieces = (
-        TextInput(args.text, lm.tokenizer, quiet=args.quiet),
-        Totals(),
-        lm.tokenizer.pieces(),
-    )
+    totals, parts = Totals(), SurprisingParts()
     most = max(LARGEST if args.html else 0, POSITIONS if args.token is not None else 0)
     measured = max(args.attention_tokens, 0 if args.token is None else args.token + 1)
-    shown: list[dict[str, Any]] = []
-    chosen: dict[str, Any] | None = None
-    begins = inspect_blocks(
-        lm.model, text.chunks(), lm.read(""), totals, attention_tokens=measured, largest=most
-    )
-    for block in begins:
-        for place, bits in enumerate(block.bits):
-            number = block.first + place
-            if not args.json and number >= args.tokens and number != args.token:
-                continue
-            token = _token(block, place, pieces, number, bits)
-            if args.json:
-                print(to_json(token))
-            if number < args.tokens:
-                shown.append(token | {"top": _top(block, place, LARGEST)} if args.html else token)
-            if number == args.token:
-                chosen = token | {"top": _top(block, place, POSITIONS)}
+    picked = _Picked(args, lm.tokenizer.pieces())
+    with task(f"inspecting {args.text}", "bytes", prints=args.json) as progress:
+        text = TextInput(args.text, lm.tokenizer, progress)
+        start = lm.read("")
+        for block in inspect_blocks(
+            lm.model, text.chunks(), start, totals, attention_tokens=measured, largest=most
+        ):
+            parts.add(block)
+            picked.add(block)
+            text.tell(totals.tokens)
+    shown, chosen = picked.shown, picked.chosen
     if not totals.tokens:
         raise UserError(f"there are no tokens in {text.name}: give a text with at least one")
     if args.token is not None and chosen is None:
         raise UserError(f"there is no token {args.token}: {text.name} has {totals.tokens:,}")
-    facts = _facts(args, lm, text, totals)
+    facts = _facts(args, lm, text, totals) | {"surprising": [_part(part, lm) for part in parts]}
     if args.html:
         _write_page(args.html, facts, shown)
     if args.json:
@@ -111,6 +107,8 @@ def _check(args: argparse.Namespace) -> None:
     for option, value in (("--tokens", args.tokens), ("--attention-tokens", args.attention_tokens)):
         if value < 0:
             raise UsageError(f"{option} must be 0 or more, not {value}")
+    if args.tokens > MOST_TOKENS:
+        raise UsageError(f"--tokens must be at most {MOST_TOKENS:,}, not {args.tokens:,}: --json has all")
     if args.token is not None and args.token < 0:
         raise UsageError(f"--token must be 0 or more, not {args.token}")
     if args.html is not None:
@@ -122,19 +120,47 @@ def _check(args: argparse.Namespace) -> None:
     check_file(args.text)
 
 
-def _token(block: Block, place: int, pieces: list[bytes], number: int, bits: float) -> dict[str, Any]:
-    token_id = block.ids[place]
-    token: dict[str, Any] = {
-        "kind": "token",
-        "token": number,
-        "id": token_id,
-        "text": pieces[token_id].decode("utf-8", "backslashreplace"),
-        "bits": bits,
-    }
-    if block.layers:
-        token["mean_distance"] = [_rounded(layer.mean_HT[:, place].tolist()) for layer in block.layers]
-        token["reach_90"] = [layer.reach_HT[:, place].tolist() for layer in block.layers]
-    return token
+class _Picked:
+    """The tokens to show, and the one with `--token`; with `--json` every token is printed at once."""
+
+    def __init__(self, args: argparse.Namespace, pieces: list[bytes]) -> None:
+        self.shown: list[dict[str, Any]] = []
+        self.chosen: dict[str, Any] | None = None
+        self._args, self._pieces = args, pieces
+
+    def add(self, block: Block) -> None:
+        args, first, last = self._args, block.first, block.first + len(block.ids)
+        if args.json:
+            for number in range(first, last):
+                print(to_json(self._token(block, number, attention=True)))
+        heads = sum(len(layer.mean_HT) for layer in block.layers)
+        for number in range(first, min(last, args.tokens)):
+            with_heads = args.html is not None and number * heads < MOST_HEADS and heads > 0
+            token = self._token(block, number, attention=with_heads)
+            self.shown.append(token | {"top": _top(block, number - first, LARGEST)} if with_heads else token)
+        if args.token is not None and first <= args.token < last:
+            token = self._token(block, args.token, attention=True)
+            self.chosen = token | {"top": _top(block, args.token - first, POSITIONS)}
+
+    def _token(self, block: Block, number: int, *, attention: bool) -> dict[str, Any]:
+        place = number - block.first
+        token_id = block.ids[place]
+        token: dict[str, Any] = {
+            "kind": "token",
+            "token": number,
+            "id": token_id,
+            "text": self._pieces[token_id].decode("utf-8", "backslashreplace"),
+            "bits": block.bits[place],
+        }
+        if block.layers and attention:
+            token["mean_distance"] = [_rounded(layer.mean_HT[:, place].tolist()) for layer in block.layers]
+            token["reach_90"] = [layer.reach_HT[:, place].tolist() for layer in block.layers]
+        return token
+
+
+def _part(part: SurprisingPart, lm: LoadedModel) -> dict[str, Any]:
+    text = lm.tokenizer.decode(part.ids)
+    return {"token": part.first, "tokens": len(part.ids), "bits_per_token": part.bits_per_token, "text": text}
 
 
 def _top(block: Block, place: int, most: int) -> list[list[list[tuple[int, float]]]]:
@@ -198,6 +224,13 @@ def _show_totals(facts: dict[str, Any], chosen: dict[str, Any] | None) -> None:
             for head, one in enumerate(layer["heads"], 1)
         ]
         show_table(("layer", "head", "mean distance", "90% within"), rows)
+    if facts["surprising"]:
+        print(f"most surprising parts, of {facts['surprising'][0]['tokens']} tokens each")
+        parts = [
+            (f"{part['token']:,}", f"{part['bits_per_token']:.3f}", repr(part["text"]))
+            for part in facts["surprising"][:PARTS]
+        ]
+        show_table(("from token", "bits per token", "text"), parts)
     if chosen is not None:
         print(f"token {chosen['token']:,}, {chosen['text']!r}: {chosen['bits']:.3f} bits")
         weights = [

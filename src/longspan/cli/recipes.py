@@ -7,8 +7,10 @@ import json
 from typing import Any
 
 from longspan import recipes
+from longspan.cli.console import add_quiet_option
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.config import DataConfig, RunConfig, StageConfig, schema
+from longspan.progress import task
 
 BYTES = 256
 # Vocabulary sizes of fixed texts: their bytes or words, and the end of a line, which Transformer-XL leaves
@@ -36,19 +38,21 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object per recipe")
     add_plugin_option(parser)
+    add_quiet_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    if args.json:
-        for name in recipes.names() if args.name is None else [args.name]:
-            print(json.dumps(_facts(name)))
-    elif args.name is None:
-        print("\n\n".join(_summary(name) for name in recipes.names()))
-    elif args.name.endswith(".toml"):
-        print(_summary(args.name))
-    else:
+    if args.name is not None and not args.json and not args.name.endswith(".toml"):
         print(recipes.content(args.name).decode(), end="")
+        return
+    named = recipes.names() if args.name is None else [args.name]
+    found = []
+    with task("building models", "recipes", len(named)) as progress:
+        for number, name in enumerate(named, 1):
+            found.append(json.dumps(_facts(name)) if args.json else _summary(name))
+            progress(number)
+    print(("\n" if args.json else "\n\n").join(found))
 
 
 def _facts(name: str) -> dict[str, Any]:

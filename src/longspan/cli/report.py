@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from longspan.cli.console import say
+from longspan.cli.console import add_quiet_option
 from longspan.cli.paths import as_path, check_writable
 from longspan.errors import UsageError, UserError
+from longspan.progress import tell
 
 FORMATS = ("html", "png", "svg", "gif")
 WATCH_SECONDS = 5.0
@@ -41,6 +42,7 @@ def register(subparsers: Any) -> None:
         help=f"write the page again every {WATCH_SECONDS:g} seconds until all runs are finished; an open "
         "page reloads itself",
     )
+    add_quiet_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -88,17 +90,17 @@ def _write_page(args: argparse.Namespace, out: Path) -> None:
     said = False
     while not all(one["finished"] for one in write_report(args.folders, out, reload_seconds=WATCH_SECONDS)):
         if not said:
-            say(f"{out} is refreshed until the training is finished; stop with Ctrl-C")
+            tell(f"{out} is refreshed until the training is finished; stop with Ctrl-C")
             said = True
         time.sleep(WATCH_SECONDS)
     write_report(args.folders, out)  # it does not reload itself any more
 
 
 def _draw(args: argparse.Namespace, out: Path, kind: str) -> None:
-    from longspan.inspection.report import run_data
+    from longspan.inspection.report import several
     from longspan.inspection.report.figure import animate_report, draw_report
 
-    runs = [run_data(folder) for folder in args.folders]
+    runs = several(args.folders)
     if kind == "gif":
         animate_report(runs[0], out)
     else:

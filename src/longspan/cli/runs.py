@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from longspan.cli.console import show_table
+from longspan.cli.console import add_quiet_option, show_table
 from longspan.cli.paths import expanded
 from longspan.config.schema import parse_toml
 from longspan.errors import UsageError, UserError
+from longspan.progress import task
 
 MEASURES = {"bits_per_byte": "bits/byte", "bits_per_token": "bits/token"}  # the first that a score has
 
@@ -28,6 +29,7 @@ def register(subparsers: Any) -> None:
         "folder", nargs="?", default="runs", type=expanded, metavar="FOLDER", help="default: runs"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object per run")
+    add_quiet_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -37,7 +39,11 @@ def run(args: argparse.Namespace) -> None:
     top = Path(args.folder)
     if not top.is_dir():
         raise UserError(f"there is no folder {top}: give the folder that your runs are in")
-    found = [_facts(folder) for folder in run_folders(top)]
+    found = []
+    with task("reading", "runs") as progress:
+        for folder in run_folders(top):
+            found.append(_facts(folder))
+            progress(len(found))
     if args.json:
         for facts in found:
             print(json.dumps(facts))

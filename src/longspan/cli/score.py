@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from longspan.cli.console import add_quiet_option
 from longspan.cli.paths import expanded
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.cli.text_input import TextInput, check_file
 from longspan.json_text import to_json
+from longspan.progress import task
 
 
 def register(subparsers: Any) -> None:
@@ -21,7 +23,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("folder", type=expanded, metavar="RUN", help="the run folder")
     parser.add_argument("files", nargs="+", type=expanded, metavar="FILE", help="text files, or -")
     parser.add_argument("--json", action="store_true", help="print one JSON object per file")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_quiet_option(parser)
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: auto)")
     add_plugin_option(parser)
@@ -37,9 +39,10 @@ def run(args: argparse.Namespace) -> None:
     lm = load(args.folder, args.checkpoint, args.device)
     start = lm.read("")
     for name in args.files:
-        text, totals = TextInput(name, lm.tokenizer, quiet=args.quiet), Totals()
-        for _ in inspect_blocks(lm.model, text.chunks(), start, totals, attention_tokens=0):
-            pass
+        with task(f"scoring {name}", "bytes") as progress:
+            text, totals = TextInput(name, lm.tokenizer, progress), Totals()
+            for _ in inspect_blocks(lm.model, text.chunks(), start, totals, attention_tokens=0):
+                text.tell(totals.tokens)
         known = lm.tokenizer.knows_text and text.bytes > 0
         per_byte = totals.bits / text.bytes if known else None
         if args.json:

@@ -10,6 +10,7 @@ from longspan.cli.figures import SCORED, final_figures
 from longspan.cli.recipe_help import recipe_help
 from longspan.cli.train_options import Wanted, add_options, reporter, wanted
 from longspan.errors import UsageError
+from longspan.json_text import to_json
 from longspan.streams import output_may_go_away
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ def register(subparsers: Any) -> None:
         "search",
         help="search the pattern of a model's blocks",
         usage="longspan search [RECIPE] [--data CORPUS] [--name NAME] [--out RUN [--or-resume]] [--top N]\n"
-        "                       [--quiet | --verbose] [--plugin MODULE] [--OPTION VALUE ...]\n"
-        "       longspan search --resume RUN [--top N] [--quiet | --verbose] [--plugin MODULE]\n"
+        "                       [--quiet | --verbose] [--json] [--plugin MODULE] [--OPTION VALUE ...]\n"
+        "       longspan search --resume RUN [--top N] [--quiet | --verbose] [--json] [--plugin MODULE]\n"
         "                       [--OPTION VALUE ...]",
         description="Train a supernet whose blocks learn their kind: attention, long attention, feed-\n"
         "forward or identity. Print the pattern that was found. Write a picture of the probabilities, an\n"
@@ -35,6 +36,9 @@ def register(subparsers: Any) -> None:
     add_options(parser, default=DEFAULT)
     parser.add_argument(
         "--top", type=int, default=1, metavar="N", help="show the N most likely patterns (default: 1)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the result as one JSON object; progress goes to stderr"
     )
     parser.set_defaults(run=run)
 
@@ -47,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
     with output_may_go_away():
         folder = _search(wanted(args), args)
         if is_first():
-            _show(folder, args.top)
+            _show(folder, args.top, as_json=args.json)
 
 
 def _search(wanted: Wanted, args: argparse.Namespace) -> RunFolder:
@@ -56,7 +60,7 @@ def _search(wanted: Wanted, args: argparse.Namespace) -> RunFolder:
     return wanted.start(reporter(args), Searching)
 
 
-def _show(folder: RunFolder, top: int) -> None:
+def _show(folder: RunFolder, top: int, *, as_json: bool) -> None:
     """Print the result, its scores inside the supernet, and the next command."""
     from longspan.search import read_findings, write_findings
 
@@ -64,6 +68,10 @@ def _show(folder: RunFolder, top: int) -> None:
     assert final is not None
     findings = read_findings(folder, top)
     picture, animation, recipe = write_findings(folder, findings, final["step"])
+    if as_json:
+        likely = [{"pattern": pattern, "probability": probability} for pattern, probability in findings.top]
+        print(to_json({"run": str(folder.path), "patterns": likely, "recipe": str(recipe), "final": final}))
+        return
     print(f"\nrun folder     {folder.path}")
     for pattern, probability in findings.top:
         print(f"pattern        {pattern}  probability {probability:.4f}")

@@ -8,10 +8,11 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from longspan.cli.console import say
+from longspan.cli.console import add_quiet_option, say
 from longspan.cli.paths import check_parent, expanded
 from longspan.cli.plugin_option import add_plugin_option
 from longspan.errors import UsageError, UserError
+from longspan.progress import task
 
 if TYPE_CHECKING:
     from longspan.runs import RunFolder
@@ -45,6 +46,7 @@ def register(subparsers: Any) -> None:
         help="make a new run from the best weights, with the learned spans as fixed windows",
     )
     add_plugin_option(parser)
+    add_quiet_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -77,7 +79,7 @@ def freeze(folder: RunFolder, out: Path) -> None:
 
 def show_over_text(args: argparse.Namespace, picture: Path) -> None:
     """Print and draw the spans of every head at every token of a text."""
-    from longspan.inspection.token_spans import draw_token_spans, token_spans_as_text
+    from longspan.inspection.token_spans import draw_token_spans, token_spans, token_spans_as_text
     from longspan.language_model import load
 
     if Path(args.text).exists() and not Path(args.text).is_file() and not Path(args.text).is_dir():
@@ -87,9 +89,14 @@ def show_over_text(args: argparse.Namespace, picture: Path) -> None:
     except OSError as problem:
         raise UserError(f"cannot read {args.text}: {problem.strerror}") from None
     lm = load(args.folder, args.checkpoint, args.device)
-    spans_LHT, all_pieces = lm.token_spans(text), lm.tokenizer.pieces()
-    pieces = [all_pieces[token] for token in lm.tokenizer.encode(text).tolist()]
-    draw_token_spans(lm.config.name, pieces, spans_LHT, picture)
+    if not text:
+        raise UserError(f"there are no spans to show: {args.text} is empty")
+    ids, all_pieces = lm.tokenizer.encode(text).astype("int64"), lm.tokenizer.pieces()
+    with task(f"reading {args.text}", "tokens", len(ids)) as progress:
+        spans_LHT = token_spans(lm.model, ids, progress=progress)
+    pieces = [all_pieces[token] for token in ids.tolist()]
+    with task("drawing"):
+        draw_token_spans(lm.config.name, pieces, spans_LHT, picture)
     if args.json:
         tokens = [piece.decode("utf-8", "replace") for piece in pieces]
         fields = {"run": args.folder, "checkpoint": args.checkpoint, "text": args.text}

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longspan.cli.console import say
 from longspan.errors import UserError
-from longspan.progress import every_tenth
+from longspan.progress import Task
 
 if TYPE_CHECKING:
     from longspan.data import Tokenizer
 
 CHUNK_BYTES = 1 << 16  # read at a time
-_MANY_BYTES = 1 << 20  # from this size on progress is shown
 
 
 def check_file(name: str) -> None:
@@ -34,26 +33,31 @@ def check_file(name: str) -> None:
 class TextInput:
     """The tokens of a text; `bytes` counts what was read so far."""
 
-    def __init__(self, name: str, tokenizer: Tokenizer, *, quiet: bool = False) -> None:
+    def __init__(self, name: str, tokenizer: Tokenizer, progress: Task) -> None:
         self.name = "standard input" if name == "-" else name
         self.bytes = 0
-        self._source, self._tokenizer, self._quiet = name, tokenizer, quiet
+        self._tokens = 0  # of these bytes
+        self._source, self._tokenizer, self._progress = name, tokenizer, progress
 
     def chunks(self) -> Iterator[Any]:
         """The tokens, some at a time, as training would read the text."""
-        return iter(self._tokenizer.encode_split(self._bytes()))
+        for ids in self._tokenizer.encode_split(self._bytes()):
+            self._tokens += len(ids)
+            yield ids
+
+    def tell(self, tokens: int) -> None:
+        """Show the progress after so many tokens, as bytes."""
+        self._progress(self.bytes * tokens // max(self._tokens, 1))
 
     def _bytes(self) -> Iterator[bytes]:
         if self._source == "-":
-            yield from self._counted(getattr(sys.stdin, "buffer", sys.stdin), 0)
+            yield from self._counted(getattr(sys.stdin, "buffer", sys.stdin))
             return
         with open(self._source, "rb") as file:
-            yield from self._counted(file, Path(self._source).stat().st_size)
+            self._progress(0, os.fstat(file.fileno()).st_size)
+            yield from self._counted(file)
 
-    def _counted(self, file: Any, total: int) -> Iterator[bytes]:
-        progress = every_tenth(lambda done, total: say(f"{self.name}: {done:,} of {total:,} bytes"))
+    def _counted(self, file: Any) -> Iterator[bytes]:
         while chunk := file.read(CHUNK_BYTES):
             self.bytes += len(chunk)
             yield chunk
-            if total >= _MANY_BYTES and not self._quiet:
-                progress(self.bytes, total)

@@ -18,7 +18,7 @@ from longspan.data.corpus import Corpus, Form, Piece
 from longspan.data.download import Archive, Progress, unpacked
 from longspan.errors import UserError, nearest
 from longspan.home import home
-from longspan.progress import PROGRESS_SECONDS, every_seconds
+from longspan.progress import Task, told
 from longspan.registry import CORPORA
 
 _WIKITEXT_SPLITS = {"train": "wiki.train.tokens", "valid": "wiki.valid.tokens", "test": "wiki.test.tokens"}
@@ -164,9 +164,9 @@ def find(name_or_path: str, progress: Progress, *, binary: bool = False, field: 
     )
 
 
-def _telling(progress: Progress, name: str) -> AbstractContextManager[None]:
+def _telling(progress: Progress, name: str) -> AbstractContextManager[Task]:
     """Large texts take a while: they are checked, and unpacked if they are compressed."""
-    return every_seconds(PROGRESS_SECONDS, lambda seconds: progress(f"checking {name}, {seconds:.0f} s"))
+    return told(progress, f"checking {name}")
 
 
 def file_of(name_or_path: str) -> Path | None:

@@ -18,14 +18,13 @@ import pooch
 from longspan.data.checksums import crc32, remembered
 from longspan.errors import UserError
 from longspan.files import locked, whole_folder
-from longspan.progress import every_tenth
+from longspan.progress import Task, told
 
 Progress = Callable[[str], None]
 
 # The Internet Archive as a last mirror; `id_` asks for the original file.
 _WEB_ARCHIVE = "https://web.archive.org/web/2023id_/"
 _TIMEOUT_SECONDS = 30
-_MEGABYTE = 1_000_000
 _FACTS = "unpacked.json"  # size and CRC-32 of each unpacked file
 
 
@@ -57,7 +56,11 @@ def unpacked(archive: Archive, folder: Path, downloads: Path, progress: Progress
 def _unpack(archive: Archive, folder: Path, downloads: Path, progress: Progress) -> None:
     source = _fetched(archive, downloads, progress)
     progress(f"unpacking {archive.name}")
-    with _members(source) as open_member, whole_folder(folder, first_wins=True) as unfinished:
+    with (
+        told(progress, f"unpacking {archive.name}"),
+        _members(source) as open_member,
+        whole_folder(folder, first_wins=True) as unfinished,
+    ):
         facts = {}
         for member, name in archive.members.items():
             with open_member(member) as packed, (unfinished / name).open("xb") as file:
@@ -137,17 +140,18 @@ def download(url: str, path: Path, checksum: str | None, progress: Progress) -> 
     pooch.get_logger().setLevel("ERROR")  # `progress` reports it already
     progress(f"downloading {url}")
     try:
-        pooch.retrieve(
-            url,
-            known_hash=checksum,
-            fname=path.name,
-            path=path.parent,
-            downloader=pooch.HTTPDownloader(
-                progressbar=_Bar(path.name, progress),
-                timeout=_TIMEOUT_SECONDS,
-                headers={"User-Agent": "Mozilla/5.0 (longspan)"},  # one mirror refuses plain tools
-            ),
-        )
+        with told(progress, f"downloading {path.name}", "bytes") as telling:
+            pooch.retrieve(
+                url,
+                known_hash=checksum,
+                fname=path.name,
+                path=path.parent,
+                downloader=pooch.HTTPDownloader(
+                    progressbar=_Bar(telling),
+                    timeout=_TIMEOUT_SECONDS,
+                    headers={"User-Agent": "Mozilla/5.0 (longspan)"},  # one mirror refuses plain tools
+                ),
+            )
     except (OSError, ValueError) as problem:  # no network, no such file, or not the right file
         progress(f"download failed: {_first_line(problem)}")
         return _first_line(problem)
@@ -162,18 +166,14 @@ def _first_line(problem: Exception) -> str:
 class _Bar:
     """The progress bar interface that pooch expects."""
 
-    def __init__(self, name: str, progress: Progress) -> None:
-        self._tell = every_tenth(
-            lambda done, total: progress(
-                f"downloading {name}: {done / _MEGABYTE:.0f} of {total / _MEGABYTE:.0f} MB"
-            )
-        )
+    def __init__(self, telling: Task) -> None:
+        self._telling = telling
         self._done = 0
         self.total = 0
 
     def update(self, size: int) -> None:
         self._done += size
-        self._tell(self._done, self.total)
+        self._telling(self._done, self.total)
 
     def reset(self) -> None:
         self._done = 0

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 from longspan.config import DataConfig, TokenizerConfig
 from longspan.data import corpora, json_lines
 from longspan.data.checksums import forget
-from longspan.data.corpus import CHUNK_BYTES, SPLITS, Corpus
+from longspan.data.corpus import SPLITS, Corpus
 from longspan.data.download import Progress
 from longspan.data.encoding import encoder
 from longspan.data.fingerprint import VERSION, content, contents, digest, fingerprint
@@ -26,7 +26,7 @@ from longspan.data.workers import use_processes
 from longspan.errors import UserError
 from longspan.files import alone, locked, remove_folder, whole_folder
 from longspan.home import home
-from longspan.progress import PROGRESS_SECONDS, every_seconds
+from longspan.progress import Task, told
 
 _FACTS = "corpus.json"
 NUMBERED = ("number", "fairseq")  # the tokenizers that read numbers
@@ -257,31 +257,19 @@ def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer,
 
 def _encoded(folder: Path, corpus: Corpus, split: str, encoding: Encoder, progress: Progress) -> TokenFile:
     """Write the token file of a split."""
-    total, done = corpus.size(split), 0
+    with _telling(progress, corpus, f"encoding {split}", corpus.size(split)) as telling:
 
-    def followed() -> Iterator[bytes]:
-        nonlocal done
-        for chunk in corpus.read(split):
-            done += len(chunk)
-            yield chunk
+        def followed() -> Iterator[bytes]:
+            for chunk in corpus.read(split):
+                telling(telling.done + len(chunk))
+                yield chunk
 
-    def so_far() -> str:
-        share = f", {done / 1e6:,.0f} of {total / 1e6:,.0f} MB" if total > CHUNK_BYTES else ""
-        return f"encoding {split}{share}"
-
-    with _telling(progress, corpus, so_far):
         return write_token_file(folder / f"{split}.tokens", encoding, followed())
 
 
-@contextmanager
-def _telling(progress: Progress, corpus: Corpus, what: str | Callable[[], str]) -> Iterator[None]:
+def _telling(progress: Progress, corpus: Corpus, what: str, total: int = 0) -> AbstractContextManager[Task]:
     """Say every few seconds what is going on."""
-
-    def tell(seconds: float) -> None:
-        progress(f"preparing {corpus.name}: {what if isinstance(what, str) else what()}, {seconds:.0f} s")
-
-    with every_seconds(PROGRESS_SECONDS, tell):
-        yield
+    return told(progress, f"preparing {corpus.name}: {what}", "bytes" if total else "", total)
 
 
 def _remember(folder: Path, written: int, token_files: Iterable[TokenFile]) -> None:

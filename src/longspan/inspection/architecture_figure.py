@@ -16,6 +16,7 @@ from PIL import Image
 
 from longspan.files import whole_file
 from longspan.inspection.architecture import ArchitectureHistory
+from longspan.progress import task
 from longspan.registry import BLOCKS
 
 if TYPE_CHECKING:
@@ -39,7 +40,11 @@ def draw_architecture(
 
 def animate_architecture(history: ArchitectureHistory, path: Path) -> None:
     """Write the whole history as GIF, in at most `MAX_FRAMES` frames."""
-    frames = [_frame(history, moment) for moment in frame_moments(len(history.steps_N))]
+    moments, frames = frame_moments(len(history.steps_N)), []
+    with task("drawing", "frames", len(moments)) as progress:
+        for moment in moments:
+            frames.append(_frame(history, moment))
+            progress(len(frames))
     milliseconds = [round(1000 * FRAME_SECONDS)] * (len(frames) - 1) + [round(1000 * LAST_SECONDS)]
     with whole_file(path) as partial:
         frames[0].save(

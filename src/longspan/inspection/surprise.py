@@ -7,7 +7,7 @@ Shapes: T tokens of a block, L layers, H heads, W distances.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from longspan.models.interface import LanguageModel
 
 PART = 0.9  # the 90th percentile of the distance
+_LONG_BLOCK = 2048  # tokens, where attention is not measured
+_MOST_LOGITS = 1 << 23  # of a block
 Chunk = npt.NDArray[Any]
 
 
@@ -77,8 +79,13 @@ def inspect_blocks(
     Attention is measured over the first `attention_tokens` tokens (None: over all of them). `largest` is the
     number of distances with the largest weights that are kept for every head.
     """
-    for ids in _in_blocks(chunks):
-        measured = attention_tokens is None or totals.tokens < attention_tokens
+
+    def is_measured() -> bool:
+        return attention_tokens is None or totals.tokens < attention_tokens
+
+    longest = _longest_block(model)
+    for ids in _in_blocks(chunks, lambda: READ_BLOCK if is_measured() else longest):
+        measured = is_measured()
         layers: list[LayerReach] = []
         if measured:
             with recording() as kept:
@@ -88,7 +95,7 @@ def inspect_blocks(
                     layers.append(_layer(name, weights_in_chunks(module, inputs), totals, largest))
             totals.attention_tokens += len(ids)
         else:
-            nats, before = nats_of(model, ids, before)
+            nats, before = nats_of(model, ids, before, longest)
         bits = [one / math.log(2) for one in nats]
         yield Block(totals.tokens, ids.tolist(), bits, layers)
         totals.tokens += len(ids)
@@ -114,13 +121,20 @@ def _largest(weights_HTW: Tensor, largest: int) -> tuple[Tensor, Tensor]:
     return tuple(torch.nn.functional.pad(x.cpu(), missing) for x in (distances, values))  # type: ignore[return-value]
 
 
-def _in_blocks(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """The same tokens in blocks of `READ_BLOCK`; the last one may be shorter."""
+def _longest_block(model: LanguageModel) -> int:
+    """Longer blocks are faster. The bits are the same only if the model does not depend on the blocks."""
+    if not model.block_invariant:
+        return READ_BLOCK
+    return max(READ_BLOCK, min(_LONG_BLOCK, _MOST_LOGITS // model.vocabulary_size))
+
+
+def _in_blocks(chunks: Iterable[Chunk], length: Callable[[], int]) -> Iterator[Chunk]:
+    """The same tokens in blocks of `length()`, which may change; the last one may be shorter."""
     rest = np.empty(0, dtype=np.int64)
     for chunk in chunks:
         rest = np.concatenate([rest, chunk.astype(np.int64)])
-        whole = len(rest) - len(rest) % READ_BLOCK
-        yield from (rest[start : start + READ_BLOCK] for start in range(0, whole, READ_BLOCK))
-        rest = rest[whole:]
+        while len(rest) >= (size := length()):
+            yield rest[:size]
+            rest = rest[size:]
     if len(rest):
         yield rest

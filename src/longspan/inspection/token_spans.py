@@ -18,7 +18,7 @@ from longspan.layers.select_heads import inverse
 from longspan.reading import Ids, TextState, blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from longspan.models.interface import LanguageModel
 
@@ -29,9 +29,18 @@ LINES = 200
 """Tokens that are printed."""
 
 
-def token_spans(model: LanguageModel, ids: Ids, before: TextState | None = None) -> Tensor:
-    """In tokens, the ramp included, [L, H, T]. Spans that do not depend on the input are repeated."""
+def token_spans(
+    model: LanguageModel,
+    ids: Ids,
+    before: TextState | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tensor:
+    """In tokens, the ramp included, [L, H, T]. Spans that do not depend on the input are repeated.
+
+    `progress(done, total)` is called after every block with the number of tokens.
+    """
     found: dict[torch.nn.Module, list[Tensor]] = {}
+    done = 0
     with torch.no_grad(), recording() as kept:
         for hidden_TD, _ in blocks(model, ids, before):
             for layer, calls in kept.items():
@@ -42,6 +51,9 @@ def token_spans(model: LanguageModel, ids: Ids, before: TextState | None = None)
                         own_HT = sizes_HT.expand(-1, len(hidden_TD))[inverse(list(order))]
                         found.setdefault(layer, []).append(own_HT)
             kept.clear()
+            done += len(hidden_TD)
+            if progress is not None:
+                progress(done, len(ids))
     layers = [torch.cat(found[module], dim=1) for module in model.modules() if module in found]
     if not layers:
         raise UserError("there are no spans to show: the text is empty, or the model learns no spans")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from longspan.errors import UserError
 from longspan.models import LanguageModel
-from longspan.serving.jobs import GenerateJob
+from longspan.serving.jobs import GenerateJob, log
 from longspan.serving.sampling import draw
 from longspan.serving.slots import Slots
 
@@ -59,17 +59,37 @@ class Batch:
             return ended
         tokens = draw(self._log_probs_NV, [job.draws for job in self.jobs])
         self.tokens += len(tokens)
-        self._tell(tokens, self._log_probs_NV)
-        ended += [job for job in self.jobs if job.has_ended]
-        continued = {
-            job.key: token for job, token in zip(self.jobs, tokens, strict=True) if not job.has_ended
-        }
-        self.leave([job for job in self.jobs if job.has_ended])
-        if continued:
-            self._log_probs_NV = self._slots.read({key: token for key, token in continued.items() if key})
-        return ended
+        self._push(tokens, self._log_probs_NV)
+        jobs, done = self.jobs, [job for job in self.jobs if job.has_ended]
+        pairs = zip(jobs, tokens, strict=True)
+        continued = {job.key: token for job, token in pairs if not job.has_ended and job.key is not None}
+        self.leave(done)
+        try:
+            self._read(continued, jobs)
+        except Exception as problem:  # a step of the model failed; the texts that ended are sound
+            log.exception("a step failed; the texts that were continued end")
+            self.fail_all(problem)
+        for job in jobs:
+            job.deliver()
+        return ended + done
 
-    def _tell(self, tokens: list[int], log_probs_NV: Tensor) -> None:
+    def fail_all(self, problem: Exception) -> None:
+        """End all texts with an error."""
+        failed = list(self.jobs)
+        self.leave(failed)
+        for job in failed:
+            job.fail(problem)
+
+    def _read(self, tokens: dict[int, int], jobs: Sequence[GenerateJob]) -> None:
+        """Read a token of every text. While a GPU works, clients are told about the tokens before."""
+        if not tokens:
+            return
+        pending = self._slots.launch(tokens)
+        for job in jobs:
+            job.deliver()
+        self._log_probs_NV = pending()
+
+    def _push(self, tokens: list[int], log_probs_NV: Tensor) -> None:
         own = log_probs_NV.gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
         tops: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
         asked = [n for n, job in enumerate(self.jobs) if job.sampling.logprobs]

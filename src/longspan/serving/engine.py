@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from longspan.errors import UserError
 from longspan.generation import check_sampling
 from longspan.serving.batch import Batch
@@ -45,6 +47,7 @@ class Engine:
         self.num_slots = limits.slots or (SLOTS_CPU if lm.device.type == "cpu" else SLOTS_GPU)
         self._waiting: deque[Job] = deque()
         self._scheduler: Scheduler | None = None
+        self._threads = torch.get_num_threads()
         self._changed = threading.Condition()
         self._stopping = self._cancel_all = False
         self._thread = threading.Thread(target=self._run, name=f"longspan engine {name}", daemon=True)
@@ -176,6 +179,7 @@ class Engine:
 
     def _run(self) -> None:
         assert self._scheduler is not None
+        torch.set_num_threads(self._threads)  # libraries know them by thread
         while self._wait(self._scheduler):
             self._scheduler.turn()
 

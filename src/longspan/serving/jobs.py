@@ -108,6 +108,7 @@ class GenerateJob(Job):
         self._ids: list[int] = []
         self._end, self._stream = StopStrings(sampling.stop), lm.tokenizer.stream()
         self._finished: Finished | None = None
+        self._events: list[Token | Finished] = []  # that the client has not got yet
 
     def read(self) -> int | None:
         try:
@@ -120,6 +121,7 @@ class GenerateJob(Job):
             else:
                 self.state = end.value
                 self._tell(self._finished)
+                self.deliver()
             return None
 
     @property
@@ -128,7 +130,7 @@ class GenerateJob(Job):
         return self._finished is not None
 
     def push(self, token: int, log_prob: float, top: tuple[tuple[int, float], ...]) -> None:
-        """A token was drawn."""
+        """A token was drawn; `deliver` tells the client."""
         self._ids.append(token)
         text = self._end.push(self._stream.push(token))
         self._tell(Token(token, text, log_prob, top))
@@ -151,6 +153,7 @@ class GenerateJob(Job):
         self._keep_state = False
         self._finished = Finished("error", "", problem)
         self._tell(self._finished)
+        self.deliver()
 
     @property
     def has_to_read(self) -> bool:
@@ -168,8 +171,14 @@ class GenerateJob(Job):
             self._tell(self._finished)
 
     def _tell(self, event: Token | Finished) -> None:
-        try:
-            self._on_event(event)
-        except Exception:
-            log.exception("a client's function failed; its job is cancelled")
-            self.is_cancelled = True
+        self._events.append(event)
+
+    def deliver(self) -> None:
+        """Call the client with all events so far."""
+        events, self._events = self._events, []
+        for event in events:
+            try:
+                self._on_event(event)
+            except Exception:
+                log.exception("a client's function failed; its job is cancelled")
+                self.is_cancelled = True

@@ -53,12 +53,9 @@ class Scheduler:
             self._drop_cancelled()
             self._read_some()
             self._continue()
-        except Exception as problem:  # of no job in particular: a step of the model failed
-            log.exception("a step failed; the texts that were continued end")
-            failed = list(self.batch.jobs)
-            self.batch.leave(failed)
-            for job in failed:
-                job.fail(problem)
+        except Exception as problem:  # of no job in particular
+            log.exception("a turn failed; the texts that were continued end")
+            self.batch.fail_all(problem)
 
     def cancel_all(self) -> None:
         """End every job at once."""
@@ -67,8 +64,10 @@ class Scheduler:
         self.batch.leave(list(self.batch.jobs))
         for job in jobs:
             job.end_cancelled()
-            if isinstance(job, GenerateJob) and job.has_to_read:  # there is no time for its state
-                job.end_cancelled()
+            if isinstance(job, GenerateJob):
+                if job.has_to_read:  # there is no time for its state
+                    job.end_cancelled()
+                job.deliver()
 
     def _drop_cancelled(self) -> None:
         dropped = [job for job in self._reading if job.is_cancelled and not _has_ended(job)]
@@ -78,6 +77,8 @@ class Scheduler:
         self.batch.leave(leaving)
         for job in [*dropped, *leaving]:
             job.end_cancelled()
+            if isinstance(job, GenerateJob):
+                job.deliver()
         self._reading.extend(job for job in leaving if job.has_to_read)
 
     def _read_some(self) -> None:
@@ -110,6 +111,7 @@ class Scheduler:
             self.batch.join(job)
             return
         job.end_of_length()
+        job.deliver()
         if job.has_to_read:
             self._reading.append(job)
 

@@ -9,8 +9,9 @@ Shapes: B rows, N texts, V vocabulary.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,13 +24,15 @@ from longspan.state import State
 SIZES_CPU = (4, 8, 16, 32)
 """Batch sizes to try on a CPU. A product of fewer rows is rounded in another way."""
 
+log = logging.getLogger("longspan.serving")
+
 PATIENCE = 16  # tokens before the texts move to a smaller batch
 
 _CHECKED = 3  # tokens read by every row to compare batch sizes
 
 
 class Slots(ABC):
-    """Texts under keys; `read` gives the log-probabilities of the next token of every text it is given."""
+    """Texts under keys."""
 
     def __init__(self, model: LanguageModel, size: int) -> None:
         self.size = size
@@ -45,8 +48,14 @@ class Slots(ABC):
     def remove(self, key: int) -> None: ...
 
     @abstractmethod
+    def launch(self, tokens: Mapping[int, int]) -> Callable[[], Tensor]:
+        """Read one token of every text. The result waits for the log-probabilities of the next ones.
+
+        They are [N, V] on the CPU, in the order of `tokens`. A GPU computes them meanwhile.
+        """
+
     def read(self, tokens: Mapping[int, int]) -> Tensor:
-        """[N, V] on the CPU, in the order of `tokens`, which has one token for every text."""
+        return self.launch(tokens)()
 
     def _key(self) -> int:
         self._next_key += 1
@@ -60,6 +69,9 @@ def make_slots(model: LanguageModel, size: int) -> Slots:
     on_cpu = next(model.parameters()).device.type == "cpu"
     wanted = [rows for rows in SIZES_CPU if on_cpu and rows < size] + [size]
     sizes = alike_sizes(model, wanted)
+    if not sizes and not on_cpu:
+        log.warning("on this device a text may depend on its slot in the last bits")
+        sizes = wanted  # separate texts would take as many times longer as there are
     return BatchedSlots(model, sizes) if sizes else SeparateSlots(model, size)
 
 
@@ -73,6 +85,11 @@ class BatchedSlots(Slots):
         self._rows: dict[int, int] = {}  # by key
         self._rows_used = self._sizes[0]
         self._small_for = 0  # tokens for which a smaller batch would have been enough
+        if self._device.type != "cpu":  # compile and capture now, not when a client waits
+            for _ in range(3):
+                self._decoder(self._rows_used).read(
+                    torch.zeros(self._rows_used, 1, dtype=torch.long, device=self._device)
+                )
 
     @property
     def rows(self) -> int:
@@ -95,7 +112,7 @@ class BatchedSlots(Slots):
         if not self._rows:
             self._rows_used = self._sizes[0]
 
-    def read(self, tokens: Mapping[int, int]) -> Tensor:
+    def launch(self, tokens: Mapping[int, int]) -> Callable[[], Tensor]:
         self._small_for = self._small_for + 1 if self._needed(len(self._rows)) < self._rows_used else 0
         if self._small_for > PATIENCE:
             self._move_to(self._needed(len(self._rows)), shrink=True)
@@ -103,8 +120,9 @@ class BatchedSlots(Slots):
         for key, token in tokens.items():
             tokens_B[self._rows[key]] = token
         tokens_B1 = torch.tensor(tokens_B, device=self._device)[:, None]
-        log_probs_BV = self._decoder(self._rows_used).read(tokens_B1).cpu()
-        return log_probs_BV[[self._rows[key] for key in tokens]]
+        log_probs_BV = self._decoder(self._rows_used).read(tokens_B1)
+        rows = [self._rows[key] for key in tokens]
+        return lambda: log_probs_BV.cpu()[rows]
 
     def _needed(self, texts: int) -> int:
         return next(rows for rows in self._sizes if rows >= texts)
@@ -141,12 +159,12 @@ class SeparateSlots(Slots):
     def remove(self, key: int) -> None:
         del self._decoders[key]
 
-    def read(self, tokens: Mapping[int, int]) -> Tensor:
+    def launch(self, tokens: Mapping[int, int]) -> Callable[[], Tensor]:
         found = [
             self._decoders[key].read(torch.tensor([[token]], device=self._device))
             for key, token in tokens.items()
         ]
-        return torch.cat(found).cpu()
+        return lambda: torch.cat(found).cpu()
 
 
 def alike_sizes(model: LanguageModel, sizes: Sequence[int]) -> list[int]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from longspan.errors import UserError
+from longspan.progress import duration
 
 _SHOWN = 6  # diagnostics in a printed line; metrics.jsonl has all of them
 
@@ -75,13 +76,6 @@ def _short(value: float | None) -> str:
     if value is None:
         return "nan"
     return f"{value:.0f}" if 100 <= abs(value) < 1e6 else f"{value:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """As minutes and seconds, 1:05, or with hours, 2:03:04."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def size(count: int) -> str:

@@ -24,6 +24,7 @@ from longspan.errors import UserError
 from longspan.evaluation import Score, evaluate
 from longspan.models import LanguageModel
 from longspan.optim import fraction, momentum, multi_token_weights, undeclared_notice
+from longspan.progress import duration
 from longspan.runs import Checkpoint, RunFolder, checkpoint
 from longspan.runs.resume_checks import fixed_options
 from longspan.training import parallel, train_state
@@ -33,7 +34,7 @@ from longspan.training.clock import Clock
 from longspan.training.compile_warmup import warm_up_compilation
 from longspan.training.divergence import DivergenceCheck
 from longspan.training.errors import Interrupted, Stopped
-from longspan.training.formatting import duration, readable, scalars
+from longspan.training.formatting import readable, scalars
 from longspan.training.interrupt import Interrupt
 from longspan.training.loss_meter import LossMeter
 from longspan.training.out_of_memory import within_memory_of_evaluation

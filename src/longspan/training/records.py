@@ -6,14 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from torch.utils.tensorboard import SummaryWriter
-
 from longspan.errors import UserError
 from longspan.runs import RunFolder
+from longspan.training.board import Board
 from longspan.training.journal import Journal
 from longspan.training.wandb_logger import WandbLogger
 
-_NO_CURVES = {"nats", "seconds"}  # running sums: they are no useful curves
 _RESERVED = ("metrics", "config")  # files of the run itself
 
 
@@ -28,14 +26,13 @@ class Records:
         self._journals = {
             name: self._journal(name, length) for name, length in (lengths or {"metrics": 0}).items()
         }
-        # TensorBoard files cannot be truncated: `purge_step` hides what lies beyond the checkpoint.
-        self._board = SummaryWriter(str(folder.tensorboard), purge_step=step + 1)
+        self._board = Board(folder.tensorboard, step)
         self._wandb = WandbLogger(folder) if folder.config.training.logger == "wandb" else None
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one line of metrics, which has a `kind` and a `step`."""
         self._journals["metrics"].write(line)
-        self._plot(line["kind"], line, line["step"])
+        self._board.write(line["kind"], line, line["step"])
         if self._wandb is not None:
             self._wandb.write(line)
 
@@ -52,6 +49,7 @@ class Records:
             raise UserError(
                 f"records() returns a value for {name}.jsonl that is not JSON: {problem}"
             ) from None
+        self._board.write_record(name, step, fields)
 
     def sync(self) -> dict[str, int]:
         """Flush all files to disk and return their lengths."""
@@ -66,13 +64,6 @@ class Records:
 
     def _journal(self, name: str, length: int = 0) -> Journal:
         return Journal(self._folder.path / f"{name}.jsonl", length)
-
-    def _plot(self, prefix: str, values: dict[str, Any], step: int) -> None:
-        for name, value in values.items():
-            if isinstance(value, dict):
-                self._plot(f"{prefix}/{name}", value, step)
-            elif isinstance(value, float) and name not in _NO_CURVES:
-                self._board.add_scalar(f"{prefix}/{name}", value, step)
 
 
 class NoRecords:

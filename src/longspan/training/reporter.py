@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from longspan.progress import bar, live_console, print_above
 from longspan.streams import lasting
-from longspan.terminal import console, visible
 
 
 class Reporter:
@@ -55,48 +55,68 @@ class PlainReporter(Reporter):
         self.say(stamped(line))
 
 
+@dataclass
+class _Status:
+    """What a bar shows: text and the share that is done."""
+
+    text: str = ""
+    share: float = 0.0
+
+    def words(self) -> str:
+        return self.text
+
+
 class LiveReporter(Reporter):
     """Lines that stay, above a status line at the bottom of the terminal.
 
-    `verbose` also prints the lines of metrics.
+    `verbose` also prints the lines of metrics. If `lines` are given, all lines go there instead.
     """
 
-    def __init__(self, console: Console, *, verbose: bool = False) -> None:
-        self._console, self._verbose = console, verbose
-        self._progress = Progress(
-            BarColumn(bar_width=24), TextColumn("{task.description}"), console=console, transient=True
-        )
-        self._task: TaskID | None = None
+    def __init__(self, console: Console, *, verbose: bool = False, lines: Reporter | None = None) -> None:
+        self._console, self._verbose, self._lines = console, verbose, lines
+        self._bar, self._status = bar(console, redirect=lines is None), _Status()
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        self._bar.stop()
 
     def say(self, line: str) -> None:
-        self._console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
+        if self._lines is not None:
+            self._lines.say(line)
+        else:
+            print_above(self._console, line)
 
     def log(self, line: str) -> None:
-        if self._verbose:
+        if self._lines is not None:
+            self._lines.log(line)
+        elif self._verbose:
             self.say(stamped(line))
 
+    def score(self, line: str) -> None:
+        if self._lines is not None:
+            self._lines.score(line)
+        else:
+            self.say(line)
+
     def status(self, text: str, fraction: float) -> None:
-        if self._task is None:
-            self._task = self._progress.add_task("", total=1.0)
-            self._progress.start()
-        self._progress.update(self._task, description=visible(text), completed=fraction)
+        self._status.text, self._status.share = text, fraction
+        if not self._bar.tasks:
+            self._bar.add_task("", told=self._status)
+            self._bar.start()
 
 
 def reporter_for(stream: TextIO, *, verbose: bool = False) -> Reporter:
     """A live status line on a terminal that can move its cursor, plain lines elsewhere.
 
-    Rich alone does not decide: FORCE_COLOR makes it take a pipe for a terminal, and with TERM=dumb it shows
-    no status line. Both would lose the lines of metrics. Training goes on when nobody reads the output.
+    If the lines go to a file or a pipe, but standard error is a terminal, the status line is there. Training
+    goes on when nobody reads the output.
     """
-    shown = console(stream)
-    shown.file = lasting(shown.file)
-    live = stream.isatty() and shown.is_terminal and not shown.is_dumb_terminal
-    return LiveReporter(shown, verbose=verbose) if live else PlainReporter(lasting(stream))
+    if (shown := live_console(stream)) is not None:
+        return LiveReporter(shown, verbose=verbose)
+    plain = PlainReporter(lasting(stream))
+    beside = live_console(sys.stderr) if stream is sys.stdout and not stream.isatty() else None
+    return plain if beside is None else LiveReporter(beside, lines=plain)
 
 
 def reporter_for_stdout() -> Reporter:

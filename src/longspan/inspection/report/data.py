@@ -6,12 +6,13 @@ Nothing is executed or imported: a run folder may come from anywhere. A damaged 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from longspan.config.schema import parse_toml
 from longspan.errors import UserError
+from longspan.progress import task
 
 RunData: TypeAlias = dict[str, Any]
 
@@ -61,6 +62,16 @@ def run_data(folder: Path) -> RunData:
         "samples": thinned(samples, MAX_MOMENTS),
         "damaged": damaged,
     }
+
+
+def several(folders: Sequence[Path]) -> list[RunData]:
+    """The same of several runs."""
+    found = []
+    with task("reading", "runs", len(folders)) as progress:
+        for folder in folders:
+            found.append(run_data(folder))
+            progress(len(found))
+    return found
 
 
 def flat(table: dict[str, Any], prefix: str = "") -> dict[str, str]:

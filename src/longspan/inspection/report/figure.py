@@ -15,6 +15,7 @@ from PIL import Image
 from longspan.errors import UserError
 from longspan.files import whole_file
 from longspan.inspection.report.data import CURVES, RunData, thinned
+from longspan.progress import task
 
 TITLES = {
     "loss": "loss (nats per token)",
@@ -54,7 +55,11 @@ def animate_report(run: RunData, path: Path) -> None:
     if not run["spans"]:
         raise UserError(f"{run['folder']} has no spans to animate: choose another --format")
     moments = thinned(list(range(len(run["spans"]))), MAX_FRAMES)
-    frames = [_frame(run, moment) for moment in moments]
+    frames = []
+    with task("drawing", "frames", len(moments)) as progress:
+        for moment in moments:
+            frames.append(_frame(run, moment))
+            progress(len(frames))
     times = [FRAME_MILLISECONDS] * (len(frames) - 1) + [LAST_MILLISECONDS]
     with whole_file(path) as partial:
         frames[0].save(partial, format="GIF", save_all=True, append_images=frames[1:], duration=times, loop=0)

@@ -1,7 +1,8 @@
 """The report as one HTML file with everything inside: data, charts, style. It makes no request.
 
-The content security policy allows only the scripts of this file, by their hashes, and no connection. All text
-of a run is escaped in the page, or is inside a JSON block in which `<` is written as `\\u003c`.
+The content security policy allows only the scripts and the style of this file, by their hashes, and no
+connection. All text of a run is escaped in the page, or is inside a JSON block in which `<` is written as
+`\\u003c`.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ from string import Template
 
 from longspan.files import whole_file
 from longspan.inspection.report.comparison import comparison
-from longspan.inspection.report.data import RunData, run_data
+from longspan.inspection.report.data import RunData, several
 from longspan.json_text import to_json
 from longspan.version import VERSION
 
 LIBRARIES = ("vega.min.js", "vega-lite.min.js", "vega-embed.min.js")
+SHARED = ("charts.js", "curves.js", "spans.js", "player.js")
+PAGE_FILES = (*SHARED, "tokens.js", "sections.html", "page.css")  # the page of `longspan serve` has them too
 
 
 def write_report(
     folders: Sequence[Path], path: Path, *, reload_seconds: float | None = None
 ) -> list[RunData]:
     """Write the page of these runs to `path`, as a whole; return what it shows."""
-    runs = [run_data(folder) for folder in folders]
+    runs = several(folders)
     page = report_page(runs, reload_seconds=reload_seconds)
     with whole_file(path) as partial:
         partial.write_text(page, encoding="utf-8")
@@ -44,11 +47,12 @@ def report_page(runs: Sequence[RunData], *, reload_seconds: float | None = None)
         made=html.escape(f"longspan {VERSION}, {datetime.now():%Y-%m-%d %H:%M:%S}"),
         summary=_summary(runs),
         differences=_differences(runs),
+        sections=asset("sections.html").rstrip(),
         environment=_environment(runs),
         configuration=_configuration(runs),
     )
     data = {"runs": [_drawn(run) for run in runs], "reload_seconds": reload_seconds}
-    return whole_page(title, body, data, ["player.js", "report.js"], LIBRARIES)
+    return whole_page(title, body, data, [*SHARED, "report.js"], LIBRARIES)
 
 
 def whole_page(
@@ -57,7 +61,10 @@ def whole_page(
     """A page of these assets; its scripts read `data` from the element `data`."""
     codes = [asset(f"vendor/{name}") for name in libraries] + [asset(name) for name in scripts]
     hashes = " ".join(f"'sha256-{_hash(code)}'" for code in codes)
-    policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
+    style = f"\n{asset('page.css')}"
+    policy = (
+        f"default-src 'none'; script-src {hashes}; style-src 'sha256-{_hash(style)}'; img-src data: blob:"
+    )
     return "\n".join(
         [
             "<!doctype html>",
@@ -69,7 +76,7 @@ def whole_page(
             '<meta name="color-scheme" content="light dark">',
             '<link rel="icon" href="data:,">',
             f"<title>{html.escape(title)} · longspan</title>",
-            f"<style>\n{asset('page.css')}</style>",
+            f"<style>{style}</style>",
             "</head>",
             f"<body>\n{body}",
             f'<script type="application/json" id="data">{script_json(data)}</script>',

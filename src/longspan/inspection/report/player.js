@@ -1,53 +1,65 @@
 "use strict";
 
 // A slider over moments with play and pause. `ids` is the prefix of the elements' ids; `entries(run)` are the
-// moments of a run; `show(entry, run, entries, newRun)` draws one of them.
-function player(ids, runs, entries, show) {
-  const own = runs.filter((run) => entries(run).length > 0);
-  if (own.length === 0) return;
+// moments of a run; `draw(entry, run, entries)` draws one of them. `show(runs)` may be called again with
+// newer moments: a slider at the end stays at the end.
+function player(ids, entries, draw) {
   const get = (name) => document.getElementById(`${ids}-${name}`);
   const [choice, play, slider, step] = ["run", "play", "slider", "step"].map(get);
+  const section = document.getElementById(ids);
+  let own = [];
   let timer = null;
 
-  function moment(newRun) {
-    const run = own[Number(choice.value)];
-    const entry = entries(run)[Number(slider.value)];
+  const run = () => own[Number(choice.value)];
+  function moment() {
+    const entry = entries(run())[Number(slider.value)];
     const more = entry.temperature === undefined ? "" : `, temperature ${entry.temperature.toFixed(2)}`;
     step.textContent = `step ${entry.step.toLocaleString("en")}${more}`;
     slider.setAttribute("aria-valuetext", step.textContent);
-    show(entry, run, entries(run), newRun);
+    draw(entry, run(), entries(run()));
   }
-  function pick() {
-    const last = entries(own[Number(choice.value)]).length - 1;
+  function fit(toEnd) {
+    const last = entries(run()).length - 1;
+    const atEnd = toEnd || Number(slider.value) >= Number(slider.max);
     slider.max = last;
-    slider.value = last;
-    play.disabled = last === 0;
-    moment(true);
+    if (atEnd && timer === null) slider.value = last;
+    slider.disabled = play.disabled = last === 0;
+    moment();
   }
   function pause() {
     clearInterval(timer);
     timer = null;
     play.textContent = "Play";
-    play.setAttribute("aria-pressed", "false");
   }
   function start() {
     if (Number(slider.value) >= Number(slider.max)) slider.value = 0;
-    moment(false);
+    moment();
     play.textContent = "Pause";
-    play.setAttribute("aria-pressed", "true");
     timer = setInterval(() => {
       slider.value = Number(slider.value) + 1;
-      moment(false);
+      moment();
       if (Number(slider.value) >= Number(slider.max)) pause();
     }, 200);
   }
 
-  own.forEach((run, index) => choice.add(new Option(run.name, index)));
-  choice.parentElement.hidden = own.length === 1;
-  choice.addEventListener("change", () => { pause(); pick(); });
-  slider.addEventListener("input", () => { pause(); moment(false); });
+  choice.addEventListener("change", () => { pause(); fit(true); });
+  slider.addEventListener("input", () => { pause(); moment(); });
   play.addEventListener("click", () => (timer === null ? start() : pause()));
-  document.getElementById(ids).hidden = false;
-  pick();
-  return { redraw: () => moment(true) };
+  return {
+    show(runs) {
+      const before = own.map(({ name }) => name).join("\n");
+      own = runs.filter((one) => entries(one).length > 0);
+      section.hidden = own.length === 0;
+      const others = own.map(({ name }) => name).join("\n") !== before;
+      if (others) {
+        pause();
+        choice.replaceChildren(...own.map(({ name }, index) => new Option(name, index)));
+        choice.parentElement.hidden = own.length === 1;
+      }
+      if (own.length > 0) fit(others);
+    },
+    redraw() {
+      if (own.length > 0) moment();
+    },
+  };
 }

@@ -4,27 +4,37 @@ const { tokens } = JSON.parse(document.getElementById("data").textContent);
 const area = document.getElementById("tokens");
 const title = document.getElementById("token-title");
 const table = document.getElementById("token-heads");
-const MOST_BITS = 12; // the darkest shade
-let current = -1;
 
-function cell(row, text, kind = "td") {
-  const made = document.createElement(kind);
+function cell(row, text, scope) {
+  const made = document.createElement(scope ? "th" : "td");
+  if (scope) made.scope = scope;
   made.textContent = text;
   row.append(made);
 }
 
+// Underline the tokens that the heads looked at most: the largest weights, summed over all heads.
+function underline(index) {
+  for (const token of area.querySelectorAll(".seen")) token.classList.remove("seen");
+  const heads = (tokens[index].top ?? []).flat();
+  const sums = new Map();
+  for (const [distance, weight] of heads.flat()) sums.set(index - distance, (sums.get(index - distance) ?? 0) + weight);
+  const most = Math.max(...sums.values());
+  for (const [seen, weight] of sums) {
+    if (seen < 0 || weight < 0.05 * most) continue;
+    area.children[seen].classList.add("seen");
+    area.children[seen].style.setProperty("--seen", `${Math.round((100 * weight) / most)}%`);
+  }
+}
+
 // What a token cost, and for each head how far back it looked when it read this token.
 function show(index) {
-  if (index < 0 || index >= tokens.length) return;
-  if (current >= 0) area.children[current].classList.remove("chosen");
-  current = index;
-  area.children[index].classList.add("chosen");
   const token = tokens[index];
   title.textContent = `Token ${token.token.toLocaleString("en")}, ${JSON.stringify(token.text)}: ${token.bits.toFixed(3)} bits`;
+  underline(index);
   table.replaceChildren();
   if (!token.mean_distance) return;
   const head = table.createTHead().insertRow();
-  ["layer", "head", "mean distance", "90% within", "largest weights"].forEach((text) => cell(head, text, "th"));
+  ["layer", "head", "mean distance", "90% within", "largest weights"].forEach((text) => cell(head, text, "col"));
   const body = table.createTBody();
   token.mean_distance.forEach((means, layer) => means.forEach((mean, number) => {
     const row = body.insertRow();
@@ -37,20 +47,5 @@ function show(index) {
   }));
 }
 
-tokens.forEach((token, index) => {
-  const made = document.createElement("span");
-  made.textContent = token.text;
-  made.id = `token-${token.token}`;
-  made.className = "token";
-  made.style.setProperty("--shade", `${Math.round(Math.min(1, token.bits / MOST_BITS) * 75)}%`);
-  made.addEventListener("pointerenter", () => show(index));
-  made.addEventListener("click", () => show(index));
-  area.append(made);
-});
-area.addEventListener("keydown", (event) => {
-  const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10 }[event.key];
-  if (step === undefined) return;
-  event.preventDefault();
-  show(Math.max(0, Math.min(tokens.length - 1, current + step)));
-});
-area.addEventListener("focus", () => { if (current < 0) show(0); });
+const list = tokenList(area, show);
+for (const token of tokens) list.add(token.text, token.bits);

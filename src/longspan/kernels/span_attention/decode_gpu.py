@@ -128,8 +128,8 @@ def _part_kernel(
     score_N = tl.full([BN], float("-inf"), tl.float32)
     mask_N = tl.zeros([BN], tl.float32)
     v_NK = tl.zeros([BN, BK], tl.float32)
-    if part < text_parts:
-        begin, window = tl.load(HEADS + 2 * head), tl.load(HEADS + 2 * head + 1).to(tl.int32)
+    begin, window = tl.load(HEADS + 2 * head), tl.load(HEADS + 2 * head + 1).to(tl.int32)
+    if part * BN < window:  # a program beyond its head's window has nothing to read
         step = tl.load(COUNTS + text)
         row_size = batch * 2 * WIDTH
         ring = RINGS + (begin * batch + text) * 2 * WIDTH
@@ -164,7 +164,7 @@ def _part_kernel(
             beyond_N = tl.load(SPANS + text * step_spans + head) - i_N.to(tl.float32)
             soft_N = tl.math.div_rn(beyond_N, tl.full([BN], 0.0, tl.float32) + ramp) + 1.0
             mask_N = tl.where(seen_N, tl.minimum(tl.maximum(soft_N, 0.0), 1.0), 0.0)
-    elif HAS_PERSISTENT:
+    elif HAS_PERSISTENT and part >= text_parts:
         i_N = (part - text_parts) * BN + tl.arange(0, BN)
         seen_N = i_N < num_persistent
         at_NK = (head * num_persistent + i_N[:, None]) * WIDTH + k_K[None, :]

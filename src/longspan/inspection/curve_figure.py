@@ -1,0 +1,41 @@
+"""The picture of a context curve: bits over the number of tokens that the model may see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from longspan.files import whole_file
+
+INK = "#333333"
+COLOUR = "#31688e"
+
+
+def draw_context_curve(
+    contexts: Sequence[int], bits: Sequence[float], path: Path, *, title: str, unit: str = "bits per byte"
+) -> None:
+    """Write the picture as PNG or SVG, by the ending of `path`.
+
+    `bits` has one value more than `contexts`: the last one is that of all of the past.
+    """
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    end = 4 * max(contexts, default=1)  # "all" has no length: it stands at the right, after a gap
+    axes.plot(contexts, bits[:-1], color=COLOUR, linewidth=2, marker="o")
+    axes.plot([*contexts[-1:], end], bits[-2:], color=COLOUR, linewidth=1.2, linestyle=":", marker="o")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator([*contexts, end]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks([*contexts, end], [*(f"{context:,}" for context in contexts), "all"])
+    axes.set_title(title, loc="left", fontsize=11, color=INK)
+    axes.set_xlabel("tokens of the past that the model may see, log scale", color=INK)
+    axes.set_ylabel(unit, color=INK)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=INK)
+    with whole_file(path) as partial:
+        figure.savefig(partial, format=path.suffix.removeprefix("."), dpi=150)

@@ -1,0 +1,102 @@
+"""`longspan eval --context-curve` and `--dynamic`, and the same from Python."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import longspan
+from longspan.cli import main
+from longspan.errors import UserError
+from longspan.evaluation import dynamic
+from longspan.runs import RunFolder
+from tests.using.tiny import run_folder
+
+TEXT = "".join(f"line {number} of a text that is long enough\n" for number in range(400))
+CURVE = ("--context-curve", "--contexts", "4,32,9000", "--curve-tokens", "60", "--max-tokens", "400")
+DYNAMIC = ("--max-tokens", "60", "--block-length", "20", "--dynamic")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    return run_folder(tmp_path / "run", corpus=str(tmp_path / "text.txt"))
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    capsys.readouterr()
+    assert main(["eval", *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_curve_as_text_json_figure_and_from_python(
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = tmp_path / "curve.png"
+    text = shown(capsys, run.path, *CURVE, "--figure", figure)
+    assert figure.read_bytes()[:4] == b"\x89PNG"
+    assert "left out              9,000: the text must be more than twice as long" in text
+    assert f"figure: {figure}" in text
+    found: dict[str, Any] = json.loads(shown(capsys, run.path, *CURVE, "--json"))
+    points = found["context_curve"]
+    assert [point["context"] for point in points] == [4, 32, None]
+    assert [(point["least"], point["most"]) for point in points[:2]] == [(4, 4), (32, 39)]
+    assert (found["tokens"], found["bytes"], found["left_out"]) == (60, 60, [9000])
+    for name, point in zip(("4", "32", "all"), points, strict=True):
+        line = next(line for line in text.splitlines() if line.startswith(f"{name} "))
+        assert f"{point['bits_per_byte']:.4f}" in line
+    curve = longspan.context_curve(run.path, contexts=(4, 32, 9000), scored_tokens=60, max_tokens=400)
+    assert found.items() >= curve.figures().items()
+    unscored = longspan.context_curve(run.path, np.arange(99), contexts=[3])
+    assert unscored.points[0].context == 3
+
+
+@pytest.mark.parametrize("rule", ["sgd", "rms"])
+def test_dynamic_evaluation_beside_the_static_one(
+    run: RunFolder, rule: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamic, "STATISTICS_BLOCKS", 4)
+    found = json.loads(shown(capsys, run.path, *DYNAMIC, rule, "--dynamic-rate", "0.01", "--json"))
+    assert found["steps"] == 3
+    assert found["static"]["batch_size"] == 1
+    assert found["static"]["nats"] != found["dynamic"]["nats"]
+    plain = json.loads(
+        shown(capsys, run.path, "--max-tokens", 60, "--block-length", 20, "--batch-size", 1, "--json")
+    )
+    assert found["static"]["nats"] == plain["nats"]
+    assert found["static_seconds"] > 0 < found["dynamic_seconds"]
+    text = shown(capsys, run.path, *DYNAMIC, rule, "--dynamic-rate", "0.01", "--batch-size", 2)
+    assert f"{rule}, rate 0.01, decay" in text
+    assert "every-token, 2 lanes, blocks of 20" in text
+    assert "microseconds per byte" in text
+    again = longspan.dynamic_evaluation(run.path, rule=rule, rate=0.01, max_tokens=60, block_length=20)
+    assert again.dynamic.nats == found["dynamic"]["nats"]
+
+
+def test_rate_zero_from_python_and_training_tokens(run: RunFolder) -> None:
+    ids = np.random.default_rng(0).integers(32, 64, 300)
+    score = longspan.dynamic_evaluation(run.path, ids, training=ids, rate=0.0, max_tokens=50, block_length=20)
+    assert score.dynamic == score.static
+    other = longspan.dynamic_evaluation(
+        run.path, {"test": ids}, training={"train": ids}, rate=0.0, max_tokens=50, block_length=20
+    )
+    assert other.static == score.static
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda run: longspan.context_curve(run, contexts=[0]), "must be at least 1"),
+        (lambda run: longspan.context_curve(run, contexts=[5000], max_tokens=99), "100 tokens are too few"),
+        (lambda run: longspan.dynamic_evaluation(run, rule="adam"), "there is no rule 'adam'"),
+        (lambda run: longspan.dynamic_evaluation(run, decay=2), "decay between 0 and 1"),
+        (lambda run: longspan.dynamic_evaluation(run, batch_size=0), "batch_size"),
+    ],
+)
+def test_mistakes(run: RunFolder, call: Any, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        call(run.path)
