@@ -13,6 +13,7 @@ from longspan.config import AdaptiveSpanConfig, SpanConfig, StageConfig, Vocabul
 from longspan.data import Lanes
 from longspan.models import LanguageModel, build
 from longspan.optim import multi_token_weights
+from longspan.output import OutputHead, SoftmaxHead
 from longspan.training import Interrupted, resume, train
 from longspan.training.step import Updater
 
@@ -90,6 +91,25 @@ def test_the_loss_is_the_sum_over_positions_and_later_tokens() -> None:
     for name, p in model.named_parameters():
         torch.testing.assert_close(found[name], p.grad, msg=name)
     assert float(nats) == pytest.approx(float(next_nats))  # of the next token alone
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_a_softmax_that_shares_its_scores_gives_the_same(softcap: float | None) -> None:
+    head = SoftmaxHead(6, 11, softcap=softcap)
+    hidden_BTD = torch.randn(2, 5, 6, requires_grad=True)
+    targets_BT = torch.randint(11, (2, 5))
+    shared = head.nll_ahead(hidden_BTD, targets_BT, 4)
+    each = OutputHead.nll_ahead(head, hidden_BTD, targets_BT, 4)
+    assert [nll.shape for nll in shared] == [(2, 5 - i) for i in range(5)]
+    for one, other in zip(shared, each, strict=True):
+        torch.testing.assert_close(one, other)
+    leaves = [hidden_BTD, *head.parameters()]
+    gradients = [
+        torch.autograd.grad(sum((i + 1) * nll.sum() for i, nll in enumerate(found)), leaves)
+        for found in (shared, each)
+    ]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("make", [TinyModel, clusters])

@@ -182,10 +182,10 @@ class _Losses(nn.Module):
             with added_penalties() as added:
                 hidden_BTD, state = self._read(block.tokens_BT[lanes], state)
             with self._autocast():
-                nll_BT = self.model.head.nll(hidden_BTD, block.targets_BT[lanes])
-                later = self._later_nats(hidden_BTD, block.targets_BT[lanes], multi_token)
+                nll_BT, *later = self._nll_ahead(hidden_BTD, block.targets_BT[lanes], len(multi_token))
             piece = nll_BT.sum()
-            loss = (piece if later is None else piece + later) / block.targets_BT.numel()
+            weighted = [weight * nll.sum() for weight, nll in zip(multi_token, later, strict=False)]
+            loss = sum(weighted, start=piece) / block.targets_BT.numel()
             if lanes.start == 0:  # once per batch, not once per micro-batch
                 loss = loss + sum(self.model.penalties().values())
             if added:  # a mean over the tokens of this micro-batch
@@ -194,14 +194,12 @@ class _Losses(nn.Module):
             nats = nats + piece.detach()
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum(), nats, state
 
-    def _later_nats(self, hidden_BTD: Tensor, targets_BT: Tensor, weights: Sequence[float]) -> Tensor | None:
-        """The weighted sum of nats of the targets after the next one, from the same hidden states."""
-        later = [
-            weight * self.model.head.nll(hidden_BTD[:, :-after], targets_BT[:, after:]).sum()
-            for after, weight in enumerate(weights, start=1)
-            if weight and after < targets_BT.shape[1]
-        ]
-        return torch.stack(later).sum() if later else None
+    def _nll_ahead(self, hidden_BTD: Tensor, targets_BT: Tensor, ahead: int) -> list[Tensor]:
+        """The nats of the next tokens, and of so many tokens after them as the block has."""
+        ahead = min(ahead, targets_BT.shape[1] - 1)
+        if ahead == 0:
+            return [self.model.head.nll(hidden_BTD, targets_BT)]
+        return self.model.head.nll_ahead(hidden_BTD, targets_BT, ahead)
 
     def _read(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
         if self._captured is not None:
