@@ -35,8 +35,12 @@ NORMUON = {
 
 CASES: dict[str, dict[str, Any]] = {
     "adaptive-span": {
-        "model": {"architecture": "adaptive-span", **SIZES, "span": SPAN},
-        "stage": [ADAMW | {"steps": 4}, ADAGRAD | {"steps": 5}],
+        "model": {
+            "architecture": "adaptive-span",
+            **SIZES,
+            "span": SPAN | {"start": 0.8, "growth": [0.25, 0.5, 1.0]},
+        },
+        "stage": [ADAMW | {"steps": 4, "multi_token": [0.5, 0.25]}, ADAGRAD | {"steps": 5}],
         "training": {"micro_batches": 2},
     },
     "all-attention": {
@@ -73,7 +77,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "flagship": {
         "model": {"architecture": "modern", **SIZES, "span": SPAN, "tied": True},
-        "stage": [MUON | {"steps": 2}, NORMUON | {"steps": 6}],
+        "stage": [MUON | {"steps": 2}, NORMUON | {"steps": 6, "multi_token": [0.5]}],
         "training": {"micro_batches": 2},
     },
     "search": {

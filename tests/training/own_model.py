@@ -26,6 +26,7 @@ class Gate(nn.Module):
         self.scale_D = nn.Parameter(torch.full((width,), 0.5))
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
         self.heard = []
+        self.told: list[float] = []
         self.strength = 0.0
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -45,6 +46,9 @@ class Gate(nn.Module):
 
     def begin_epoch(self, number: int) -> None:
         self.heard.append(number)
+
+    def progress(self, done: float) -> None:
+        self.told.append(done)
 
     def diagnostics(self) -> dict[str, Tensor]:
         return {"gate/strength": self.scale_D.detach().sum(), "gate_all": self.scale_D.detach()}

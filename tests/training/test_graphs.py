@@ -6,6 +6,7 @@ import math
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,26 @@ def test_a_replay_is_rolled_back_if_spans_have_moved(recorder: Recorder) -> None
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("kind", ["fixed", "learned", "dynamic"])
+def test_windows_that_grow_are_seen_by_replays(recorder: Recorder, kind: str) -> None:
+    """Windows on the host drop a recording; spans on the device are read by the recording that there is."""
+
+    def hidden_states(read: Callable[[LanguageModel], Callable[[Tensor, State], Any]]) -> list[Tensor]:
+        torch.manual_seed(1)
+        model = adaptive_span(kind, start=0.9, growth=(0.25, 1.0)).eval()
+        step, state, seen = read(model), model.initial_state(2), []
+        for number, tokens_BT in enumerate(torch.randint(VOCABULARY, (2 * STEADY + 6, 2, 40))):
+            model.progress(number / (2 * STEADY + 6))
+            hidden_BTD, state = step(tokens_BT, state)
+            seen.append(hidden_BTD.detach().clone())
+        return seen
+
+    expected = hidden_states(lambda model: model)
+    found = hidden_states(lambda model: partial(CapturedModel(model), autocast=nullcontext()))
+    assert len(recorder.recorded) == (1 if kind == "dynamic" else 2)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 def test_a_model_that_asks_the_device_is_never_recorded(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +260,7 @@ def test_on_the_cpu_nothing_is_recorded() -> None:
 # What follows needs a GPU.
 
 VOCABULARY = 11
+GROWTH = (0.1, 0.25, 1.0)  # shorter than what is read in each of these parts
 XL = TransformerXLConfig(num_layers=2, width=32, num_heads=2, inner_width=48, memory_length=12, dropout=0.1)
 GPT = GptConfig(num_layers=2, width=32, num_heads=2, inner_width=48, context=8, dropout=0.1)
 MODERN = ModernConfig(
@@ -253,8 +275,9 @@ MODERN = ModernConfig(
 SHA_RNN = ShaRnnConfig(num_layers=2, width=32, inner_width=48, memory_length=12, dropout=0.1)
 
 
-def adaptive_span(kind: Any) -> LanguageModel:
-    span = SpanConfig(kind=kind, limit=96, ramp=4, start=0.3 if kind == "learned" else 0.0, penalty=1e-4)
+def adaptive_span(kind: Any, **options: Any) -> LanguageModel:
+    start = 0.3 if kind == "learned" else 0.0
+    span = SpanConfig(**{"kind": kind, "limit": 96, "ramp": 4, "start": start, "penalty": 1e-4} | options)
     config = AdaptiveSpanConfig(
         num_layers=2, width=32, num_heads=2, inner_width=48, dropout=0.1, embedding_dropout=0.1, span=span
     )
@@ -275,6 +298,12 @@ MODELS: dict[str, Callable[[], LanguageModel]] = {
     "adaptive-span, fixed": lambda: adaptive_span("fixed"),
     "adaptive-span, learned": lambda: adaptive_span("learned"),
     "adaptive-span, dynamic": lambda: adaptive_span("dynamic"),
+    "adaptive-span, fixed, growing": lambda: adaptive_span("fixed", growth=GROWTH),
+    "adaptive-span, learned, growing": lambda: adaptive_span("learned", start=0.5, growth=GROWTH),
+    "modern, keys and values, growing": lambda: build(
+        replace(MODERN, memory="keys-values", span=SpanConfig(limit=256, ramp=4, start=0.3, growth=GROWTH)),
+        VOCABULARY,
+    ),
     "gpt": lambda: build(GPT, VOCABULARY),
     "modern": lambda: build(MODERN, VOCABULARY),
     "transformer-xl": lambda: build(XL, VOCABULARY),
@@ -308,7 +337,15 @@ def walk(
     for step, text_BT in enumerate(texts):
         if step == 12:
             stretch(model)
-        nats, state = updater.update(text_BT[:, :-1], text_BT[:, 1:], state, [sgd], clip_norm=1.0)
+        model.progress(step / len(texts))
+        nats, state = updater.update(
+            text_BT[:, :-1],
+            text_BT[:, 1:],
+            state,
+            [sgd],
+            clip_norm=1.0,
+            multi_token=(0.5,) if step < 6 else (),
+        )
         losses.append(nats.item())
     return losses, [p.detach().cpu() for p in model.parameters()]
 

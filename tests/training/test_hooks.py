@@ -23,6 +23,7 @@ from longspan.runs import RunFolder, checkpoint
 from longspan.training.averaging import Average
 from longspan.training.formatting import readable
 from longspan.training.loop import Loop
+from longspan.training.run_progress import RunProgress
 from longspan.training.step import Updater
 
 from .own_model import Gate, OwnModel
@@ -98,6 +99,27 @@ def test_a_run_calls_every_hook_as_often_as_it_should(whole: tuple[Path, OwnMode
     assert gate.heard.count("refresh") == 31
     assert gate.heard[:3] == [0, "after_update", "refresh"]
     assert gate.heard[-1] == "refresh"
+
+
+def test_a_run_tells_how_much_of_it_is_done(whole: tuple[Path, OwnModel]) -> None:
+    """Before every step, and before the evaluations after steps 15 and 30; 1 after the training."""
+    (gate,) = whole[1].gates
+    steps = [*range(16), *range(15, 31)]  # 15 twice: for the evaluation and for the next step
+    assert gate.told == pytest.approx([0, *(step / 30 for step in steps), 1.0])
+    assert gate.told[-1] == gate.told[-2] == 1.0
+
+
+def test_stages_count_by_their_steps_or_by_their_time() -> None:
+    def stages(*options: dict[str, Any]) -> list[StageConfig]:
+        return [StageConfig(learning_rate=0.1, **each) for each in options]
+
+    by_steps = stages({"steps": 30}, {"steps": 10, "max_seconds": 4.0})
+    assert RunProgress(stage_step=15, stage_seconds=99.0).done(by_steps) == 15 / 40
+    assert RunProgress(stage=1, stage_step=1, stage_seconds=2.0).done(by_steps) == 35 / 40
+    by_time = stages({"steps": 10**9, "max_seconds": 6.0}, {"steps": 8, "max_seconds": 2.0})
+    assert RunProgress(stage_step=15, stage_seconds=3.0).done(by_time) == 3 / 8
+    assert RunProgress(stage=1, stage_step=4, stage_seconds=0.5).done(by_time) == 7 / 8
+    assert RunProgress(stage=1, stage_step=8, stage_seconds=0.5).done(by_time) == 1.0
 
 
 def test_loading_and_averaging_refresh_what_is_derived() -> None:

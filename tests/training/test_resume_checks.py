@@ -47,6 +47,7 @@ def content(run: RunFolder) -> dict[str, bytes]:
         ({"stage__1__optimizer": "adam"}, r"stage\.1\.optimizer = 'adam', but the run began with 'adagrad'"),
         ({"model__width": 8}, r"model\.width = 8, but the run began with 16"),
         ({"model__norm": "pre"}, r"model\.norm = 'pre', but the run began with 'post'"),
+        ({"model__span__growth": [0.5, 1]}, r"model\.span\.growth = \[0\.5, 1\.0\], but the run began with"),
         ({"data__tokenizer__kind": "character"}, r"data\.tokenizer\.kind = 'character'"),
         ({"training__average": 0.9}, r"last\.safetensors holds no average of the weights"),
     ],

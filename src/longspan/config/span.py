@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +27,11 @@ class SpanConfig:
         None,
         help="the limits of a layer's heads rise geometrically from this to limit; a head remembers no more "
         "than its own limit (default: one limit for all heads)",
+    )
+    growth: tuple[float, ...] = option(
+        (),
+        help="heads see only this part of their window or limit, one after the other in equal parts of the "
+        "training, such as [0.25, 0.5, 1.0]; the last must be 1 (default: all of it from the beginning)",
     )
     start: float = option(
         0.0,
@@ -66,6 +72,7 @@ class SpanConfig:
         if self.penalty_from < 0 or (self.penalty_full and self.penalty_full < self.penalty_from):
             raise ValueError("penalty_from must not be negative, nor penalty_full below it")
         self._check_windows()
+        self._check_growth()
         if not self.renormalise and self.softmax_over == "head":
             # Every distance in the softmax takes a share of the weight: windows cannot be shortened.
             raise ValueError('without renormalise, softmax_over must be "layer"')
@@ -77,3 +84,11 @@ class SpanConfig:
             raise ValueError('windows need kind = "fixed"')
         if not all(1 <= window <= self.limit for windows_H in self.windows for window in windows_H):
             raise ValueError(f"every window must lie between 1 and the limit, {self.limit}")
+
+    def _check_growth(self) -> None:
+        if not self.growth:
+            return
+        if not self.growth[0] > 0 or any(b < a for a, b in itertools.pairwise(self.growth)):
+            raise ValueError("growth must hold fractions above 0, none below the one before it")
+        if self.growth[-1] != 1.0:
+            raise ValueError(f"the last fraction of growth must be 1, not {self.growth[-1]}")

@@ -128,6 +128,16 @@ class StageConfig:
     block_length: int | None = option(
         None, help="tokens per step in every lane in this stage (default: training.block_length)"
     )
+    multi_token: tuple[float, ...] = option(
+        (),
+        help="weights of the losses of later tokens, such as [0.5, 0.25]: in training a position also "
+        "predicts the second and the third token after it (default: only the next one)",
+    )
+    multi_token_until: float = option(
+        0.67,
+        help="the first part of the stage, as a fraction of it, in which the weights of multi_token fall "
+        "linearly to 0",
+    )
     max_seconds: float | None = option(
         None, help="end the stage after this training time; falling schedules then follow the time"
     )
@@ -172,6 +182,10 @@ class StageConfig:
             raise ValueError("final_fraction must lie between 0 and 1")
         if not 0.0 <= self.momentum_cooldown <= 1.0:
             raise ValueError("momentum_cooldown must lie between 0 and 1")
+        if not all(weight >= 0 for weight in self.multi_token):
+            raise ValueError("the weights of multi_token must not be negative")
+        if not 0.0 < self.multi_token_until <= 1.0:
+            raise ValueError("multi_token_until must be above 0 and at most 1")
         if not self.epsilon > 0:
             raise ValueError("epsilon must be above 0")
         if not 0.0 < self.cooldown <= 1.0:
@@ -179,6 +193,8 @@ class StageConfig:
         if not self.min_trust >= 0.0:
             raise ValueError("min_trust must not be negative")
         defaults = {field.name: field.default for field in fields(self)}
+        if not self.multi_token and self.multi_token_until != defaults["multi_token_until"]:
+            raise ValueError("multi_token_until has no effect without multi_token: leave it out")
         for name, (choice, heeding) in _HEEDED_BY.items():
             chosen, value = getattr(self, choice), getattr(self, name)
             if name in _UNUSED_IF_ZERO and value == 0:

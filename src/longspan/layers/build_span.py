@@ -13,4 +13,4 @@ def build_span(config: SpanConfig, num_heads: int, width: int) -> Span:
         return DynamicSpan.from_config(config, num_heads, width)
     if config.kind == "learned":
         return LearnedSpan.from_config(config, num_heads)
-    return FixedSpan(num_heads, config.limit)
+    return FixedSpan(num_heads, config.limit, config.growth)

@@ -48,6 +48,7 @@ class DynamicSpan(PenalisedSpan):
         penalty_full: int = 0,
         softmax_over: Literal["head", "layer"] = "head",
         renormalise: bool = True,
+        growth: Sequence[float] = (),
     ) -> None:
         super().__init__(
             num_heads,
@@ -59,6 +60,7 @@ class DynamicSpan(PenalisedSpan):
             penalty_full=penalty_full,
             softmax_over=softmax_over,
             renormalise=renormalise,
+            growth=growth,
         )
         self.direction_HD = nn.Parameter(torch.zeros(num_heads, width))
         shortest = 1 / (1 + math.exp(LARGEST_BIAS))
@@ -80,6 +82,7 @@ class DynamicSpan(PenalisedSpan):
             penalty_full=config.penalty_full,
             softmax_over=config.softmax_over,
             renormalise=config.renormalise,
+            growth=config.growth,
         )
 
     def windows_for(self, block: int) -> tuple[int, ...]:
@@ -98,7 +101,7 @@ class DynamicSpan(PenalisedSpan):
         with torch.autocast(x_BTD.device.type, enabled=False):
             exact = torch.promote_types(self.bias_H.dtype, torch.float32)
             logits_BTH = F.linear(x_BTD.to(exact), self.direction_HD.to(exact), self.bias_H.to(exact))
-            return self.limit * torch.sigmoid(logits_BTH).transpose(1, 2)
+            return self.limit * self.cut(torch.sigmoid(logits_BTH)).transpose(1, 2)
 
     def penalty(self, spans_BHT: Tensor) -> Tensor:
         """The penalty on these spans, a scalar."""

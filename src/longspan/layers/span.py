@@ -19,12 +19,13 @@ from torch import Tensor, nn
 
 from longspan.config import SpanConfig
 from longspan.errors import UserError
+from longspan.layers.growth import Growth
 
 TRIM = 64
 """The original cuts attention and memory in multiples of this many positions."""
 
 WINDOW_STEP = 16
-"""Short windows are rounded up to a multiple of this; see `rounded_up`."""
+"""Short windows are rounded up to a multiple of this, see `rounded_up`, and so are windows that grow."""
 
 
 class Span(nn.Module, ABC):
@@ -36,6 +37,19 @@ class Span(nn.Module, ABC):
     """Whether heads have spans, with a soft edge, and not only windows."""
     windows_follow_spans: bool = False
     """Whether a head's window may be cut to what its span lets through."""
+    growth: Growth | None
+    """Which part of that a head sees now; None for all of it. What is remembered does not depend on it."""
+
+    def __init__(self, growth: Sequence[float] = ()) -> None:
+        super().__init__()
+        self.growth = Growth(growth) if growth else None
+
+    def progress(self, done: float) -> None:
+        if self.growth is not None and self.growth.follow(done):
+            self.part_changed()
+
+    def part_changed(self) -> None:
+        """Called when `growth` has another part."""
 
     @abstractmethod
     def windows_for(self, block: int) -> tuple[int, ...]:
@@ -62,12 +76,14 @@ class Span(nn.Module, ABC):
 class FixedSpan(Span):
     """Every head sees exactly the `limit` nearest positions, or those in a window of its own."""
 
-    def __init__(self, num_heads: int, limit: int) -> None:
-        super().__init__()
+    def __init__(self, num_heads: int, limit: int, growth: Sequence[float] = ()) -> None:
+        super().__init__(growth)
         self._windows = (limit,) * num_heads
 
     def windows_for(self, block: int) -> tuple[int, ...]:
-        return self._windows
+        if self.growth is None:
+            return self._windows
+        return tuple(self.growth.window(window, WINDOW_STEP) for window in self._windows)
 
     def set_windows(self, windows: Sequence[int]) -> None:
         """Let every head see this many positions."""
@@ -134,8 +150,9 @@ class PenalisedSpan(Span):
         penalty_full: int,
         softmax_over: Literal["head", "layer"],
         renormalise: bool,
+        growth: Sequence[float] = (),
     ) -> None:
-        super().__init__()
+        super().__init__(growth)
         if min(num_heads, limit, ramp) < 1 or not 0.0 <= start <= 1.0:
             raise UserError("num_heads, limit and ramp must be at least 1, and start between 0 and 1")
         self.limit = limit
@@ -145,7 +162,7 @@ class PenalisedSpan(Span):
         self.windows_follow_spans = softmax_over == "head"
         self._num_heads = num_heads
         self._free = penalty_from
-        self._growth = max(0, penalty_full - penalty_from) + 1
+        self._ramp_in = max(0, penalty_full - penalty_from) + 1
         grows = penalty_from or penalty_full
         self.register_buffer("updates", torch.zeros((), dtype=torch.long) if grows else None)
 
@@ -157,7 +174,11 @@ class PenalisedSpan(Span):
         """The part of a penalty that counts now."""
         if self.updates is None:
             return penalty
-        return penalty * ((self.updates + 1 - self._free) / self._growth).clamp(0, 1)
+        return penalty * ((self.updates + 1 - self._free) / self._ramp_in).clamp(0, 1)
+
+    def cut(self, fractions: Tensor) -> Tensor:
+        """The part of spans, as fractions of their limit, that is seen now."""
+        return fractions if self.growth is None else self.growth.cut(fractions)
 
     def sizes_of(self, spans: Tensor) -> Tensor:
         """How many tokens heads can see that have these spans, the ramp included."""
@@ -181,6 +202,7 @@ class LearnedSpan(PenalisedSpan):
     | `span.memory_length` | how many positions before the block to remember |
     | `span.penalty()` | add it to the loss |
     | `span.clamp_()` | after every optimizer step; the windows follow the spans only then |
+    | `span.progress(done)` | with `growth`, before every step: the fraction of the training that is done |
     """
 
     def __init__(
@@ -198,6 +220,7 @@ class LearnedSpan(PenalisedSpan):
         memory: Literal["adaptive", "full"] = "adaptive",
         softmax_over: Literal["head", "layer"] = "head",
         renormalise: bool = True,
+        growth: Sequence[float] = (),
     ) -> None:
         super().__init__(
             num_heads,
@@ -209,6 +232,7 @@ class LearnedSpan(PenalisedSpan):
             penalty_full=penalty_full,
             softmax_over=softmax_over,
             renormalise=renormalise,
+            growth=growth,
         )
         self._full_memory = memory == "full"
         self._over_layer = softmax_over == "layer"
@@ -233,11 +257,12 @@ class LearnedSpan(PenalisedSpan):
             memory=config.memory,
             softmax_over=config.softmax_over,
             renormalise=config.renormalise,
+            growth=config.growth,
         )
 
     def forward(self) -> Tensor:
         """The spans in tokens, [H], without the ramp."""
-        return self._in_tokens(self.fractions_H())
+        return self._in_tokens(self.cut(self.fractions_H()))
 
     def penalty(self) -> Tensor:
         """The penalty of this layer, a scalar to add to the loss."""
@@ -325,18 +350,29 @@ class LearnedSpan(PenalisedSpan):
 
     def set_fractions(self, fractions: Sequence[float]) -> None:
         """Derive the integer sizes from z of each head, given on the host."""
-        reaches = [math.ceil(z * limit) + self.ramp for z, limit in zip(fractions, self.limits, strict=True)]
-        longest = min(self.limit, max(reaches))
-        trimmed = TRIM * (min(self.limit - 1, self.limit - longest) // TRIM)
-        layer_window = self.limit - trimmed
-        memory_length = layer_window + TRIM
+        self._fractions = tuple(fractions)
+        part = 1.0 if self.growth is None else self.growth.part
+        reaches = self._reaches([min(z, part) for z in fractions])
+        memory_length = self._layer_window(self._reaches(fractions)) + TRIM
         if self._over_layer:
-            self._windows = (layer_window,) * len(fractions)
+            self._windows = (self._layer_window(reaches),) * len(fractions)
         else:
             # One beyond the last visible position: the mask is 0 there but may still pass a gradient.
             self._windows = tuple(min(self.limit, rounded_up(reach + 1)) for reach in reaches)
             memory_length = rounded_up(memory_length)
         self._memory_length = self.limit if self._full_memory else min(self.limit, memory_length)
+
+    def part_changed(self) -> None:
+        self.set_fractions(self._fractions)  # if newer ones are on their way, they are set on arrival
+
+    def _reaches(self, fractions: Sequence[float]) -> list[int]:
+        """How far heads with these z look back, the ramp included."""
+        return [math.ceil(z * limit) + self.ramp for z, limit in zip(fractions, self.limits, strict=True)]
+
+    def _layer_window(self, reaches: Sequence[int]) -> int:
+        """The longest of them, in the original's steps."""
+        longest = min(self.limit, max(reaches))
+        return self.limit - TRIM * (min(self.limit - 1, self.limit - longest) // TRIM)
 
 
 def rounded_up(length: int) -> int:
@@ -368,15 +404,21 @@ def span_penalty(spans: Sequence[LearnedSpan]) -> Tensor:
     alike: dict[Any, list[LearnedSpan]] = {}
     for span in spans:
         grows = span.updates is not None
-        settings = span.limit, span.limits, span.penalty_weight, span._free, span._growth, grows
+        ramps_in = span._free, span._ramp_in, grows
+        settings = span.limit, span.limits, span.penalty_weight, ramps_in, _parts(span)
         alike.setdefault(settings, []).append(span)
     return reduce(torch.add, map(_penalty_of_alike, alike.values()))
 
 
 def _penalty_of_alike(spans: Sequence[LearnedSpan]) -> Tensor:
     any_of_them = spans[0]
-    tokens_LH = any_of_them._in_tokens(torch.stack([span.fractions_H() for span in spans]))
+    fractions_LH = torch.stack([span.fractions_H() for span in spans])
+    tokens_LH = any_of_them._in_tokens(any_of_them.cut(fractions_LH))
     return any_of_them.ramped_in(any_of_them.penalty_weight * tokens_LH.mean(dim=1).sum())
+
+
+def _parts(span: Span) -> tuple[float, ...]:
+    return () if span.growth is None else span.growth.parts
 
 
 def clamp_and_read(spans: Sequence[LearnedSpan]) -> None:

@@ -79,6 +79,13 @@ class LanguageModel(nn.Module, ABC):
         """Called before every step of a run with the number of its epoch, counted from 0."""
         hooks.call_hook(self, "begin_epoch", number)
 
+    def progress(self, done: float) -> None:
+        """Called before every step and evaluation of a run with the fraction of the training that is done.
+
+        A model that was never told is a finished one; after a training it is told 1.
+        """
+        hooks.call_hook(self, "progress", done)
+
     def after_update(self) -> None:
         """Called once after every optimizer step."""
         hooks.call_hook(self, "after_update")

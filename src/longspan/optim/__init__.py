@@ -19,7 +19,7 @@ from longspan.optim.lamb import Lamb
 from longspan.optim.memory import memories, restore_memories, state_bytes
 from longspan.optim.muon import Muon
 from longspan.optim.normuon import NorMuon
-from longspan.optim.schedules import done, fraction, momentum
+from longspan.optim.schedules import done, fraction, momentum, multi_token_weights
 
 __all__ = [
     "Adagrad",
@@ -32,6 +32,7 @@ __all__ = [
     "fraction",
     "memories",
     "momentum",
+    "multi_token_weights",
     "restore_memories",
     "set_momentum",
     "set_rate",

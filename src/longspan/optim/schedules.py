@@ -1,4 +1,4 @@
-"""Schedules over a stage: the learning rate as a fraction of its peak, and the momentum."""
+"""Schedules over a stage: the learning rate as a fraction of its peak, the momentum, weights of losses."""
 
 from __future__ import annotations
 
@@ -49,6 +49,16 @@ def momentum(stage: StageConfig, step: int, seconds: float = 0.0, epochs: float 
 
 def highest_momentum(stage: StageConfig) -> float:
     return _MOMENTUM.get(stage.optimizer, 0.0) if stage.momentum is None else stage.momentum
+
+
+def multi_token_weights(
+    stage: StageConfig, step: int, seconds: float = 0.0, epochs: float = 0.0
+) -> tuple[float, ...]:
+    """The weights of `multi_token` at update number `step`, counted from 1; none if they have fallen to 0."""
+    if not any(stage.multi_token):
+        return ()
+    left = 1.0 - done(stage, step - 1, seconds, epochs) / stage.multi_token_until
+    return tuple(weight * left for weight in stage.multi_token) if left > 0 else ()
 
 
 def done(stage: StageConfig, steps: int, seconds: float, epochs: float = 0.0) -> float:

@@ -10,6 +10,8 @@ from longspan.flops import Shape
 from longspan.output.interface import OutputHead
 from longspan.output.logits import scores
 
+NO_TARGET = -100  # no token has this number
+
 
 class SoftmaxHead(OutputHead):
     """log p(v) = log softmax(s)_v with the scores s = W h + b.
@@ -43,6 +45,16 @@ class SoftmaxHead(OutputHead):
         scores_BTV = self._scores(hidden_BTD)
         nll = F.cross_entropy(scores_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
         return nll.view_as(targets_BT)
+
+    def nll_ahead(self, hidden_BTD: Tensor, targets_BT: Tensor, ahead: int) -> list[Tensor]:
+        """All from the same scores."""
+        length, log_probs_NV = targets_BT.shape[1], self.log_probs(hidden_BTD).flatten(0, 1)
+        found = []
+        for i in range(ahead + 1):
+            later_BT = F.pad(targets_BT[:, i:], (0, i), value=NO_TARGET)
+            nll_N = F.nll_loss(log_probs_NV, later_BT.flatten(), ignore_index=NO_TARGET, reduction="none")
+            found.append(nll_N.view_as(targets_BT)[:, : length - i])
+        return found
 
     def log_probs(self, hidden_BTD: Tensor) -> Tensor:
         return torch.log_softmax(self._scores(hidden_BTD), dim=-1)

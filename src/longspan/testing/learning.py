@@ -64,6 +64,10 @@ def hooks(probe: Probe) -> None:
     for number in (0, 1):
         model.begin_epoch(number)
     before = copies(model.initial_state(1))
+    for done in (0.0, 0.5, 1.0):
+        model.progress(done)
+        if (moved := changed(model.initial_state(1), before)) is not None:
+            raise Broken(f"progress changed '{moved}' of the initial state")
     model.after_update()
     name_of_state = changed(model.initial_state(1), before)
     if name_of_state is not None:
@@ -85,8 +89,8 @@ RULES = (
     ),
     Rule(
         "hooks",
-        "penalties, diagnostics, shape_key, begin_epoch and after_update can be called at any time",
-        "what these methods return, and what after_update changes",
+        "penalties, diagnostics, shape_key, begin_epoch, progress and after_update can be called at any time",
+        "what these methods return, and what progress and after_update change",
         hooks,
     ),
 )

@@ -23,7 +23,7 @@ from longspan.data import BlockSource, GivenTokens, Lanes, Segments, SomeLanes, 
 from longspan.errors import UserError
 from longspan.evaluation import Score, evaluate
 from longspan.models import LanguageModel
-from longspan.optim import fraction, momentum, undeclared_notice
+from longspan.optim import fraction, momentum, multi_token_weights, undeclared_notice
 from longspan.progress import duration
 from longspan.runs import Checkpoint, RunFolder, checkpoint
 from longspan.runs.resume_checks import fixed_options
@@ -154,6 +154,7 @@ class Loop:
 
     def _train(self) -> None:
         training, progress = self._config.training, self._progress
+        self._tell_progress()
         if training.compile_warmup:
             warm_up_compilation(
                 training.compile_warmup,
@@ -163,10 +164,12 @@ class Loop:
                 self._blocks,
                 progress.position,
                 self._state,
+                progress.done(self._estimated_stages),
             )
         self._clock.lap()  # time spent before this point is not training time
         while True:
             if self._due(training.evaluate_every) and progress.evaluated != progress.step:
+                self._tell_progress()
                 self._evaluate()
             if self._unsaved and (self._due(training.checkpoint_every) or self._minutes_are_over()):
                 self._save("last")
@@ -261,6 +264,7 @@ class Loop:
         if block.begins:
             self._state = distributed.initial_state(self._model, block.tokens_BT.shape[0])
         self._model.begin_epoch(block.position.epoch)
+        self._tell_progress()
         now = (progress.stage_step + 1, progress.stage_seconds, self._epochs(block))
         part = fraction(stage, *now)
         progress.learning_rate = stage.learning_rate * part
@@ -276,6 +280,7 @@ class Loop:
             clip_norm,
             clip_value=stage.clip_value,
             more=more,
+            multi_token=multi_token_weights(stage, *now),
         )
         tokens = sum(block.tokens_BT.numel() for block in blocks) * distributed.size()
         progress.count_step(tokens, blocks[-1].position)
@@ -285,6 +290,9 @@ class Loop:
         self._count_time()
         self._unsaved = True
         self._show_status()
+
+    def _tell_progress(self) -> None:
+        self._model.progress(self._progress.done(self._estimated_stages))
 
     def _count_time(self) -> None:
         """Add the time since the last lap to the training time."""
@@ -397,6 +405,7 @@ class Loop:
     def _finish(self) -> None:
         """Score the best weights on the held-out splits; the `final` line marks the run as finished."""
         progress = self._progress
+        self._model.progress(1.0)
         if self._loss_meter.tokens:
             self._log()
         if progress.evaluated != progress.step:

@@ -73,6 +73,16 @@ class RunProgress:
         self.seconds += seconds
         self.stage_seconds += seconds
 
+    def done(self, stages: Sequence[StageConfig]) -> float:
+        """The fraction of the training that is done.
+
+        Stages count by their time if all of them have a limit, else by their steps, as in `seconds_left`.
+        """
+        timed = all(stage.max_seconds is not None for stage in stages)
+        lengths = [(stage.max_seconds if timed else stage.steps) or 0 for stage in stages]
+        of_stage = done(stages[self.stage], self.stage_step, self.stage_seconds)
+        return (sum(lengths[: self.stage]) + lengths[self.stage] * of_stage) / sum(lengths)
+
     def seconds_left(self, stages: Sequence[StageConfig]) -> float:
         """Estimated training time of this stage and all later ones, at the speed so far.
 

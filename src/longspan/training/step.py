@@ -73,13 +73,17 @@ class Updater:
         *,
         clip_value: float = 0.0,
         more: Sequence[TokenBlock] = (),
+        multi_token: Sequence[float] = (),
     ) -> tuple[Tensor, State]:
         """The sum of nats over the block, computed before the update, and the detached state after the block.
 
         Only parameters of `optimizers` are clipped and updated. The sum has no penalties: they change the
         gradients but are not reported. Blocks in `more` follow the first one and are part of the update.
+        `multi_token` are the weights of the losses of later tokens, see `gradients`.
         """
-        nats, state = self._fallback.run(lambda: self._fresh_gradients(tokens_BT, targets_BT, state, more))
+        nats, state = self._fallback.run(
+            lambda: self._fresh_gradients(tokens_BT, targets_BT, state, more, multi_token)
+        )
         for optimizer in optimizers:
             self.scaler.unscale_(optimizer)
         if clip_norm > 0 or clip_value > 0:
@@ -99,18 +103,30 @@ class Updater:
         return nats, state
 
     def _fresh_gradients(
-        self, tokens_BT: Tensor, targets_BT: Tensor, state: State, more: Sequence[TokenBlock]
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor,
+        state: State,
+        more: Sequence[TokenBlock],
+        multi_token: Sequence[float],
     ) -> tuple[Tensor, State]:
         self.model.zero_grad()
-        return self.gradients(tokens_BT, targets_BT, state, more)
+        return self.gradients(tokens_BT, targets_BT, state, more, multi_token)
 
     def gradients(
-        self, tokens_BT: Tensor, targets_BT: Tensor, state: State, more: Sequence[TokenBlock] = ()
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor,
+        state: State,
+        more: Sequence[TokenBlock] = (),
+        multi_token: Sequence[float] = (),
     ) -> tuple[Tensor, State]:
         """Add the gradients of (mean nats per token + penalties) to the parameters.
 
         With `more` blocks it is the sum of this over all blocks; gradients flow through the state from block
-        to block.
+        to block. With the weights w_1, w_2, ... of `multi_token`, the nats of a position t are those of its
+        target plus w_i times those of target t + i, if that lies in the block. The nats that are returned
+        are those of the targets alone.
         """
         blocks = [
             _Block(self._on_device(tokens_BT), self._on_device(targets_BT), begins=False),
@@ -123,7 +139,7 @@ class Updater:
         for first, end in itertools.pairwise(edges):
             lanes = slice(first, end)
             with parallel.synchronised(self._losses, last=end == batch_size):
-                loss, piece, new_state = self._losses(blocks, lanes, state.select(lanes))
+                loss, piece, new_state = self._losses(blocks, lanes, state.select(lanes), multi_token)
                 self.scaler.scale(loss).backward()
             nats = nats + piece
             after.append(new_state.detach())
@@ -155,7 +171,9 @@ class _Losses(nn.Module):
         self.model = model
         self._precision, self._captured = precision, captured
 
-    def forward(self, blocks: list[_Block], lanes: slice, state: State) -> tuple[Tensor, Tensor, State]:
+    def forward(
+        self, blocks: list[_Block], lanes: slice, state: State, multi_token: Sequence[float]
+    ) -> tuple[Tensor, Tensor, State]:
         """The loss to differentiate, the sum of nats, and the state after the last block."""
         losses, nats = [], torch.zeros((), device=blocks[0].tokens_BT.device)
         for block in blocks:
@@ -164,9 +182,10 @@ class _Losses(nn.Module):
             with added_penalties() as added:
                 hidden_BTD, state = self._read(block.tokens_BT[lanes], state)
             with self._autocast():
-                nll_BT = self.model.head.nll(hidden_BTD, block.targets_BT[lanes])
+                nll_BT, *later = self._nll_ahead(hidden_BTD, block.targets_BT[lanes], len(multi_token))
             piece = nll_BT.sum()
-            loss = piece / block.targets_BT.numel()
+            weighted = [weight * nll.sum() for weight, nll in zip(multi_token, later, strict=False)]
+            loss = sum(weighted, start=piece) / block.targets_BT.numel()
             if lanes.start == 0:  # once per batch, not once per micro-batch
                 loss = loss + sum(self.model.penalties().values())
             if added:  # a mean over the tokens of this micro-batch
@@ -174,6 +193,13 @@ class _Losses(nn.Module):
             losses.append(loss)
             nats = nats + piece.detach()
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum(), nats, state
+
+    def _nll_ahead(self, hidden_BTD: Tensor, targets_BT: Tensor, ahead: int) -> list[Tensor]:
+        """The nats of the next tokens, and of so many tokens after them as the block has."""
+        ahead = min(ahead, targets_BT.shape[1] - 1)
+        if ahead == 0:
+            return [self.model.head.nll(hidden_BTD, targets_BT)]
+        return self.model.head.nll_ahead(hidden_BTD, targets_BT, ahead)
 
     def _read(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
         if self._captured is not None:
