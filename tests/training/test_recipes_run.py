@@ -49,6 +49,8 @@ def scaled_down(name: str, text: Path) -> RunConfig:
         model["span"] |= {"limit": SIZES["context" if "context" in model else "memory_length"], "ramp": 4}
         if "limit_shortest" in model["span"]:
             model["span"]["limit_shortest"] = 5
+        if "windows" in model["span"]:
+            model["span"]["windows"] = [[5, 20], [20, 7]]
     words = model.get("vocabulary", {})
     if "cutoffs" in words:
         words["cutoffs"] = [2 * number for number in range(1, len(words["cutoffs"]) + 1)]

@@ -107,7 +107,7 @@ def test_spans_that_are_not_finite_are_one_line(run, capsys):
 
 def test_a_loss_that_is_not_finite_is_null_and_said(run, capsys, monkeypatch):
     module = sys.modules["longspan.evaluation.evaluate"]  # the package has a function of that name
-    monkeypatch.setattr(module, "_sum_of_nats", lambda *args: ([math.nan], [1]))
+    monkeypatch.setattr(module, "sum_of_nats", lambda *args: ([math.nan], [1]))
     assert main(["eval", str(run.path), "--json", "--batch-size", "1"]) == 0
     figures = strict(capsys.readouterr().out)
     assert figures["nats"] is None
