@@ -5,6 +5,7 @@ import { forget, nameOf } from "./names.js";
 import { attempt, say } from "./notices.js";
 
 const list = document.getElementById("session-list");
+const asked = new Set(); // sessions whose button to delete was pressed once
 
 // `on` has: open(session), deleted(id), isOpen(id).
 export function sessionList(on) {
@@ -24,13 +25,14 @@ export function sessionList(on) {
       return made;
     };
     const facts = [session.model, `${session.tokens.toLocaleString("en")} tokens`, session.saved ? "saved" : "not saved"];
-    const erase = act("Delete", () => sure(erase, name, async () => {
+    const erase = act("Delete", () => ask(erase, name, session.id, async () => {
       await remove(`/v1/sessions/${session.id}`);
       forget(session.id);
       on.deleted(session.id);
       await refresh();
       say(`${name} is deleted.`);
     }));
+    show(erase, name, session.id);
     return make("li", {},
       make("span", {}, make("strong", {}, name), " ", make("span", { className: "soft" }, facts.join(" · "))),
       make("span", { className: "controls" },
@@ -50,16 +52,20 @@ export function sessionList(on) {
   return { refresh };
 }
 
-// A second press within a few seconds is needed.
-function sure(pressed, name, work) {
-  if (pressed.dataset.sure) return work();
-  pressed.dataset.sure = "yes";
-  pressed.textContent = "Really delete";
-  pressed.setAttribute("aria-label", `Really delete ${name}`);
+// A second press within a few seconds is needed, also if the list was drawn again in between.
+function ask(pressed, name, id, work) {
+  if (asked.has(id)) return work();
+  asked.add(id);
+  show(pressed, name, id);
   setTimeout(() => {
-    delete pressed.dataset.sure;
-    pressed.textContent = "Delete";
-    pressed.setAttribute("aria-label", `Delete ${name}`);
+    asked.delete(id);
+    show(list.querySelector(`[data-action="Delete-${id}"]`), name, id);
   }, 5000);
   return undefined;
+}
+
+function show(erase, name, id) {
+  if (!erase) return;
+  erase.textContent = asked.has(id) ? "Really delete" : "Delete";
+  erase.setAttribute("aria-label", `${erase.textContent} ${name}`);
 }
