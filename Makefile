@@ -4,7 +4,7 @@
 # make audit   known vulnerabilities of the locked dependencies
 # make test-slow          the tests that take more than ten seconds
 # make test-distributed   trainings in 2 and 4 processes of torchrun, against one process
-# make test-faults   20 kills of a run and of a search, which end as if nothing had happened; minutes
+# make test-faults   kills of runs, searches and ranks, which end as if nothing had happened; minutes
 # make test-browser  the pages in Debian's chromium; installs it if it is missing, which needs root
 # make test-cluster  Debian's Slurm on this machine, as two nodes; installs it and needs root
 

@@ -150,7 +150,7 @@ def assert_continues(recipe: Path, run: Path, whole: Path) -> None:
         pytest.param(signal.SIGINT, None, marks=pytest.mark.faults),
         pytest.param(signal.SIGHUP, None, marks=pytest.mark.faults),
         pytest.param(signal.SIGTERM, 0, marks=pytest.mark.faults),
-        (signal.SIGTERM, 1),
+        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.faults),
     ],
 )
 @pytest.mark.usefixtures("hangups")
@@ -260,6 +260,7 @@ def remove_facts(checkpoint: Path) -> None:
 
 
 @pytest.mark.distributed
+@pytest.mark.faults
 def test_damaged_checkpoints(recipe: Path, whole: Path, tmp_path: Path) -> None:
     """The one before is taken, on all ranks, and it says so."""
     stopped(recipe, tmp_path / "run")
@@ -274,6 +275,7 @@ def test_damaged_checkpoints(recipe: Path, whole: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.distributed
+@pytest.mark.faults
 def test_a_text_that_vanishes(
     place: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from .elastic import assert_ends_as_undisturbed, write_recipe
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_three_kills(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, checkpoint_every=6)

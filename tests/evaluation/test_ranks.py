@@ -87,7 +87,9 @@ def test_the_command_prints_one_result(run: str, capsys: pytest.CaptureFixture[s
     done = torchrun(2, "-m", "longspan", *words)
     assert done.returncode == 0, done.stderr
     check_same(json.loads(done.stdout), alone)
-    assert not [line for line in done.stderr.splitlines() if "scoring" in line]  # shorter than a line of progress
+    assert not [
+        line for line in done.stderr.splitlines() if "scoring" in line
+    ]  # shorter than a line of progress
 
 
 @pytest.mark.distributed

@@ -42,6 +42,7 @@ def test_other_numbers_of_processes_read(saved: int, others: list[int], tmp_path
 
 
 @pytest.mark.distributed
+@pytest.mark.faults
 def test_kills(tmp_path: Path) -> None:
     """SIGKILL at moments that are spread over the writes: `last` and `best` are always found, and whole."""
     run, draw, done = RunFolder(tmp_path / "run"), random.Random(3), 0

@@ -32,7 +32,9 @@ def kill(text: Path, run: Path, moment: str, number: int) -> None:
     "deaths",
     [
         [("after_an_update", 3)],  # before there is any checkpoint
-        [("after_an_update", 17), ("after_an_update", 12)],  # twice, in both stages
+        pytest.param(  # twice, in both stages
+            [("after_an_update", 17), ("after_an_update", 12)], marks=pytest.mark.slow
+        ),
         [("in_the_middle_of_a_line", 4)],
         [("in_the_middle_of_a_checkpoint", 3)],
         # The run folder, three checkpoints and saved.txt get their names before; data preparation renames
