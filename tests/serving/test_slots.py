@@ -15,9 +15,9 @@ from longspan.serving.sampling import Draws, draw
 from longspan.serving.slots import (
     BatchedSlots,
     SeparateSlots,
-    _begun,
-    _has_fixed_shapes,
     alike_sizes,
+    begun,
+    has_fixed_shapes,
     make_slots,
 )
 from longspan.state import State
@@ -40,7 +40,7 @@ def test_a_row_goes_on_with_the_text_that_was_put_there(
 ) -> None:
     monkeypatch.setattr(decode_cpu, "SPARE_ROWS", 3)  # buffers move now and then
     model = make(variant)
-    decoder = RowDecoder(model, _begun(model, 3))
+    decoder = RowDecoder(model, begun(model, 3))
     tokens_TB1 = torch.randint(VOCABULARY, (8, 3, 1))
     states = {row: text_state(model, row, 4 + 5 * row) for row in (1, 2)}
     carried: dict[int, State] = {}
@@ -73,7 +73,7 @@ def test_a_ring_of_a_gpu_goes_on_with_another_text(variant: str, monkeypatch: py
     monkeypatch.setattr(decode_gpu, "PART", 16)
     monkeypatch.setattr(span_attention, "_gpu_backend", lambda *_: gpu)
     monkeypatch.setattr(linear, "_kernels", lambda _: gemv)
-    decoder = RowDecoder(model, _begun(model, 2))
+    decoder = RowDecoder(model, begun(model, 2))
     for tokens_B1 in tokens_TB1[:2]:
         decoder.read(tokens_B1)
     decoder.put(1, decoder.begin(state))
@@ -120,7 +120,7 @@ def test_a_size_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_state_that_grows_is_continued_on_its_own() -> None:
     model = lively("gpt").float()
     model.refresh()
-    assert not _has_fixed_shapes(model)
+    assert not has_fixed_shapes(model)
     slots, states = make_slots(model, 4), [text_state(model, length, length) for length in (2, 13)]
     keys = [slots.add(state) for state in states]
     found_NV = slots.read(dict(zip(keys, (3, 4), strict=True)))

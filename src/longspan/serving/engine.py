@@ -17,7 +17,8 @@ from longspan.serving.jobs import GenerateJob, Job, ReadingJob
 from longspan.serving.limits import Busy, Limits, Stopping
 from longspan.serving.reading_work import InspectedText, Reading, inspected, read_text, scored
 from longspan.serving.scheduler import Scheduler
-from longspan.serving.slots import make_slots
+from longspan.serving.slots import SIZES_CPU, make_slots
+from longspan.serving.threads import fastest_threads
 from longspan.stop_strings import StopStrings
 
 if TYPE_CHECKING:
@@ -52,12 +53,16 @@ class Engine:
         self._stopping = self._cancel_all = False
         self._thread = threading.Thread(target=self._run, name=f"longspan engine {name}", daemon=True)
         self._line_start: TextState | None = None
+        self._ready = threading.Event()
+        self._problem: Exception | None = None  # why it could not start
 
     def start(self) -> None:
         """Prepare the model and serve; returns when the first client can be served."""
         if self._scheduler is None:
-            self._scheduler = Scheduler(Batch(self.lm.model, make_slots(self.lm.model, self.num_slots)))
             self._thread.start()
+            self._ready.wait()
+            if self._problem is not None:
+                raise self._problem
 
     def stop(self, seconds: float) -> None:
         """Accept nothing more, finish what runs within `seconds`, then cancel it."""
@@ -178,10 +183,21 @@ class Engine:
             self._changed.notify()
 
     def _run(self) -> None:
-        assert self._scheduler is not None
-        torch.set_num_threads(self._threads)  # libraries know them by thread
-        while self._wait(self._scheduler):
-            self._scheduler.turn()
+        try:
+            scheduler = self._scheduler = self._prepared()
+        except Exception as problem:
+            self._problem = problem
+            return
+        finally:
+            self._ready.set()
+        while self._wait(scheduler):
+            scheduler.turn()
+
+    def _prepared(self) -> Scheduler:
+        """In the thread that will use it: the number of threads is known to libraries by thread."""
+        torch.set_num_threads(self._threads)
+        self._threads = fastest_threads(self.lm.model, SIZES_CPU[0], self._threads)
+        return Scheduler(Batch(self.lm.model, make_slots(self.lm.model, self.num_slots)))
 
     def _wait(self, scheduler: Scheduler) -> bool:
         """Wait for work; False if the engine has stopped."""

@@ -64,7 +64,7 @@ class Slots(ABC):
 
 def make_slots(model: LanguageModel, size: int) -> Slots:
     """Slots that fit the model and its device."""
-    if not _has_fixed_shapes(model):
+    if not has_fixed_shapes(model):
         return SeparateSlots(model, size)
     on_cpu = next(model.parameters()).device.type == "cpu"
     wanted = [rows for rows in SIZES_CPU if on_cpu and rows < size] + [size]
@@ -140,7 +140,7 @@ class BatchedSlots(Slots):
     def _decoder(self, rows: int) -> RowDecoder:
         if rows not in self._decoders:
             like = next(iter(self._decoders.values()), None)
-            self._decoders[rows] = RowDecoder(self._model, _begun(self._model, rows), like)
+            self._decoders[rows] = RowDecoder(self._model, begun(self._model, rows), like)
         return self._decoders[rows]
 
 
@@ -187,17 +187,17 @@ def alike_sizes(model: LanguageModel, sizes: Sequence[int]) -> list[int]:
 
 
 def _read_all(model: LanguageModel, tokens_TB1: Tensor) -> Tensor:
-    decoder = RowDecoder(model, _begun(model, tokens_TB1.shape[1]))
+    decoder = RowDecoder(model, begun(model, tokens_TB1.shape[1]))
     device = next(model.parameters()).device
     return torch.cat([decoder.read(tokens_B1.to(device)).cpu() for tokens_B1 in tokens_TB1], dim=1)
 
 
-def _begun(model: LanguageModel, rows: int) -> State:
+def begun(model: LanguageModel, rows: int) -> State:
     """The state of texts that have not begun. It takes the memory of one."""
     return model.initial_state(1).map(lambda leaf: leaf.expand(rows, *leaf.shape[1:]))
 
 
-def _has_fixed_shapes(model: LanguageModel) -> bool:
+def has_fixed_shapes(model: LanguageModel) -> bool:
     """Whether the state of a text keeps its shapes, so that texts of any length can be rows of one batch."""
     state = model.initial_state(1)
     with torch.no_grad():
