@@ -8,7 +8,8 @@ from longspan.config.run import RunConfig
 from longspan.config.search import SearchConfig
 from longspan.config.sha_rnn import ShaRnnConfig
 from longspan.config.span import SpanConfig
-from longspan.config.training import EvaluationConfig, StageConfig, TrainingConfig
+from longspan.config.stage import StageConfig
+from longspan.config.training import EvaluationConfig, TrainingConfig
 from longspan.config.transformer_xl import TransformerXLConfig
 from longspan.config.vocabulary import VocabularyConfig
 

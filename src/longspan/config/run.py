@@ -11,7 +11,8 @@ from longspan.config.model import AdaptiveSpanConfig, ModelConfig
 from longspan.config.pattern import with_defaults
 from longspan.config.schema import chosen_section, option, section
 from longspan.config.search import SearchConfig
-from longspan.config.training import EvaluationConfig, StageConfig, TrainingConfig
+from longspan.config.stage import StageConfig
+from longspan.config.training import EvaluationConfig, TrainingConfig
 from longspan.config.transformer_xl import TransformerXLConfig
 from longspan.errors import UserError
 from longspan.registry import ARCHITECTURES, BLOCKS, CORPORA, TOKENIZERS, load_plugins
