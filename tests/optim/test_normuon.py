@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from longspan.compile_fallback import CompileFallback
 from longspan.optim import Muon, NorMuon
 from longspan.optim.polar import POLAR_EXPRESS
 
@@ -145,23 +143,3 @@ def test_a_group_added_later_has_the_same_beta() -> None:
     optimizer = NorMuon([first], lr=0.1, beta2=0.5)
     optimizer.add_param_group({"params": [second]})
     assert [group["beta2"] for group in optimizer.param_groups] == [0.5, 0.5]
-
-
-def test_a_compiled_update_is_the_same_and_compiles_once_per_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs = []
-
-    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
-        graphs.append(graph)
-        return graph
-
-    torch.compiler.reset()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    pairs = [parameters(), parameters()]
-    optimizers = [NorMuon(of, lr=0.1, weight_decay=0.3, cautious=True) for of in pairs]
-    optimizers[1].compile(CompileFallback(enabled=True))
-    for number in range(4):
-        for optimizer, of in zip(optimizers, pairs, strict=True):
-            optimizer.param_groups[0] |= {"lr": 0.1 / (1 + number), "momentum": 0.85 + 0.01 * number}
-            step(optimizer, of, number)
-    assert all(torch.equal(p, q) for p, q in zip(*pairs, strict=True))
-    assert len(graphs) == len(set(SHAPES))

@@ -47,7 +47,7 @@ class AttentionStep(RowStep):
         x_B1C = x_B1D[..., :GATE_INPUTS]
         rows_B1RK = self._weights.project(x_1BD).reshape(h_1BD.shape[1], 1, -1, block.head_width)
         value_B1D = more[0].transpose(0, 1) if more else None
-        rows_B1RK, mixed = block._mixed(rows_B1RK, x_B1C, value_B1D, self._kept, order)
+        rows_B1RK, mixed = block._mixed_rows(rows_B1RK, x_B1C, value_B1D, self._kept, order)
         if self._unchanged:
             q_BHK, kv_BXK = rows_B1RK.squeeze(1).split_with_sizes(self._sizes, 1)
         else:

@@ -42,15 +42,15 @@ def gated(found_BTHK: Tensor, x_BTC: Tensor, weight_HC: Tensor) -> Tensor:
     return found_BTHK * F.linear(x_BTC, weight_HC.to(x_BTC.dtype)).sigmoid()[..., None]
 
 
-def mixed_rows(
+def mixed(
     rows_BTRK: Tensor,
     heads: int,
     value_BTHK: Tensor | None,
     x_BTC: Tensor,
     gates_HC: Tensor | None,
     before_B1H2P: Tensor | None,
-) -> Tensor:
-    """Rows of queries, keys and values: values get 2 gate `value`, and keys are offset.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values: values get 2 gate `value`, and keys are offset.
 
     The pairs of a key that RoPE does not rotate are those of the token before; `before` has those of the last
     token of the block before. A query that matches them finds what followed an earlier token.
@@ -63,7 +63,7 @@ def mixed_rows(
         rotated_BTH2, still_BTH2P = k_BTH2E[..., :-still], k_BTH2E[..., -still:]
         earlier_BTH2P = torch.cat([before_B1H2P.to(still_BTH2P.dtype), still_BTH2P[:, :-1]], dim=1)
         k_BTHK = torch.cat([rotated_BTH2, earlier_BTH2P], dim=-1).flatten(-2)
-    return torch.cat([q_BTHK, k_BTHK, v_BTHK], dim=2)
+    return q_BTHK, k_BTHK, v_BTHK
 
 
 def last_still(rows_BTRK: Tensor, heads: int, still: int) -> Tensor:

@@ -37,6 +37,7 @@ from longspan.layers.feed_forward import FeedForward, squared_relu
 from longspan.layers.ngrams import NgramEmbeddings
 from longspan.layers.positions import LearnedDistanceKeys, NoPositions, Positions
 from longspan.layers.residual_stream import ResidualStream
+from longspan.layers.rms_norm import RMSNorm
 from longspan.layers.rotary import RotaryPositions
 from longspan.layers.short_convolution import ShortConvolution
 from longspan.layers.smear import Smear
@@ -52,7 +53,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
-    norm = partial(nn.RMSNorm, eps=1e-6)
+    norm = partial(RMSNorm, eps=1e-6)
     positions = _positions(config)
     output_dropout: float | GrowingDropout = config.dropout
     if config.repeat_dropout > config.dropout:

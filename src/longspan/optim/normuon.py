@@ -5,13 +5,11 @@ L lines: the rows of a matrix, or its columns if it has more of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from longspan.compile_fallback import CompileFallback
 from longspan.distributed import local, summed
 from longspan.optim.division import owned
 from longspan.optim.muon import Muon, decay_cautiously, moves_like, rate_of
@@ -35,9 +33,6 @@ class NorMuon(Muon):
     The moments are whole on every rank, also of sharded parameters.
     """
 
-    # An attribute of the class, since torch copies and pickles no others of an optimizer.
-    _compiled: Callable[..., None] | None = None
-
     def __init__(
         self,
         parameters: Any,
@@ -55,24 +50,15 @@ class NorMuon(Muon):
     def _orthogonal(self, x_NRC: Tensor) -> Tensor:
         return orthogonal(x_NRC, POLAR_EXPRESS, SAFETY)
 
-    def compile(self, fallback: CompileFallback) -> None:
-        """Compile what follows the orthogonalisation into a few kernels for each shape."""
-        compiled = torch.compile(_update, dynamic=False)  # a graph for every shape: there are few
-        self._compiled = lambda *arguments: fallback.run(lambda: compiled(*arguments))
-
     def _apply(self, parameters: list[Tensor], o_NRC: Tensor, group: dict[str, Any], sharded: bool) -> None:
         shape = parameters[0].shape
-        # Tensors, so that a new rate does not recompile.
-        rate, decay = (
-            torch.tensor(number, dtype=torch.float64)
-            for number in (rate_of(shape, group), group["lr"] * group["weight_decay"])
-        )
-        (self._compiled or _update)(
+        decay = torch.tensor(group["lr"] * group["weight_decay"], dtype=torch.float64)
+        _update(
             [local(p) for p in parameters],
             [self._moment(p) for p in parameters],
             o_NRC,
             self._squares(o_NRC, parameters, sharded),
-            rate,
+            rate_of(shape, group),
             decay if group["weight_decay"] else None,
             group["cautious"],
             group["beta2"],
@@ -107,7 +93,7 @@ def _update(
     moments: list[Tensor],
     o_NRC: Tensor,
     squares: Tensor,
-    rate: Tensor,
+    rate: float,
     decay: Tensor | None,
     cautious: bool,
     beta2: float,
