@@ -74,6 +74,14 @@ def lively(variant: str) -> Stack:
     return model
 
 
+def off_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks with a memory have only steps that need no CPU."""
+    plain = block.carried
+    monkeypatch.setattr(
+        block, "carried", lambda read, prepare, state: None if state else plain(read, prepare, state)
+    )
+
+
 def check_step_of_a_gpu(
     model: Stack, state: State, monkeypatch: pytest.MonkeyPatch, *, part: int = 16, steps: int = 3
 ) -> None:
@@ -90,7 +98,7 @@ def check_step_of_a_gpu(
     monkeypatch.setattr(decode_gpu, "PART", part)
     monkeypatch.setattr(span_attention, "_gpu_backend", lambda *_: gpu)
     monkeypatch.setattr(linear, "_kernels", lambda _: gemv)
-    monkeypatch.setattr(block, "carried", lambda *_: None)
+    off_a_cpu(monkeypatch)
     before, decoder = copies(state), Decoder(model, state)
     for tokens_B1, expected_BV in zip(tokens, expected, strict=True):
         torch.testing.assert_close(decoder.read(tokens_B1), expected_BV, rtol=1e-4, atol=2e-5)

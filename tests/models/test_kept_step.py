@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from longspan.layers import block as block_module
 from longspan.layers.block import Block, KeptStep, RowStep
 from longspan.layers.short_convolution import ShortConvolution
 from longspan.layers.smear import Smear
 from longspan.state import State
 
 from .test_contract import copies, equal, make, random_tokens, warm_state
+from .test_decoder import off_a_cpu
 
 WIDTH, ROWS = 16, 3
 BLOCKS = {"smear": lambda: Smear(WIDTH), "convolution": lambda: ShortConvolution(WIDTH, 4)}
@@ -116,10 +116,8 @@ def test_it_needs_no_cpu(new: Callable[[], Block]) -> None:
 
 
 @pytest.mark.parametrize("variant", ["modern, every part", "modern, convolution"])
-def test_a_model_with_them_has_a_step_where_nothing_is_carried(
-    variant: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(block_module, "carried", lambda *_: None)
+def test_a_model_with_them_has_a_step_off_a_cpu(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    off_a_cpu(monkeypatch)
     model = make(variant)
     state, tokens = warm_state(model, ROWS), random_tokens(ROWS, 4)
     step = model.step_from(state)
