@@ -10,6 +10,7 @@ from longspan.generation import Decoder
 from longspan.kernels import gemv, linear, span_attention
 from longspan.kernels.linear import GEMV_ROWS
 from longspan.kernels.span_attention import AttentionContext, decode_cpu, decode_gpu, gpu
+from longspan.layers import block
 from longspan.layers.attention import Attention
 from longspan.models import Stack
 from longspan.state import State
@@ -53,13 +54,8 @@ def test_where_its_capture_fails_every_token_is_launched(monkeypatch: pytest.Mon
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-NOT_RECORDABLE = (
-    "sha-rnn",
-    "gpt",
-    "transformer-xl, from zeros, pre-norm",
-    "modern, convolution",
-    "modern, embedding residual",
-)
+# Their state goes through `forward`.
+CARRIED = ("sha-rnn", "gpt", "transformer-xl, from zeros, pre-norm")
 
 
 only_interpreted = pytest.mark.skipif(
@@ -78,6 +74,14 @@ def lively(variant: str) -> Stack:
     return model
 
 
+def off_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks with a memory have only steps that need no CPU."""
+    plain = block.carried
+    monkeypatch.setattr(
+        block, "carried", lambda read, prepare, state: None if state else plain(read, prepare, state)
+    )
+
+
 def check_step_of_a_gpu(
     model: Stack, state: State, monkeypatch: pytest.MonkeyPatch, *, part: int = 16, steps: int = 3
 ) -> None:
@@ -94,10 +98,11 @@ def check_step_of_a_gpu(
     monkeypatch.setattr(decode_gpu, "PART", part)
     monkeypatch.setattr(span_attention, "_gpu_backend", lambda *_: gpu)
     monkeypatch.setattr(linear, "_kernels", lambda _: gemv)
+    off_a_cpu(monkeypatch)
     before, decoder = copies(state), Decoder(model, state)
     for tokens_B1, expected_BV in zip(tokens, expected, strict=True):
         torch.testing.assert_close(decoder.read(tokens_B1), expected_BV, rtol=1e-4, atol=2e-5)
-    assert len(attended) == steps * sum(isinstance(block, Attention) for block in model.blocks)
+    assert len(attended) == steps * sum(isinstance(layer, Attention) for layer in model.blocks)
     assert equal(state, before)
 
 
@@ -109,7 +114,7 @@ SHORT = ("adaptive-span, windows", "modern, windows", "modern, limits that rise"
 
 
 @only_interpreted
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if not name.startswith(NOT_RECORDABLE)])
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if not name.startswith(CARRIED)])
 def test_on_a_gpu_steps_read_what_the_model_reads(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = lively(variant)
     part, steps = 64 if variant in LONG else 16, 5 if variant in SHORT else 3
@@ -156,9 +161,6 @@ def test_what_is_remembered_moves_and_does_not_grow(monkeypatch: pytest.MonkeyPa
         with torch.no_grad():
             expected_BTV, state = model.log_probs(tokens_B1, state)
         torch.testing.assert_close(decoder.read(tokens_B1), expected_BTV[:, 0], rtol=1e-8, atol=1e-9)
-
-
-CARRIED = ("sha-rnn", "gpt", "transformer-xl, from zeros, pre-norm")
 
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if not name.startswith(CARRIED)])

@@ -22,7 +22,7 @@ from longspan.serving.slots import (
 )
 from longspan.state import State
 from tests.models.test_contract import NAMES, VOCABULARY, make
-from tests.models.test_decoder import NOT_RECORDABLE, only_interpreted
+from tests.models.test_decoder import CARRIED, only_interpreted
 from tests.using.test_every_model import lively
 
 FIXED = [name for name in NAMES if not name.startswith("gpt")]
@@ -60,7 +60,7 @@ def test_a_row_goes_on_with_the_text_that_was_put_there(
 @only_interpreted
 @pytest.mark.parametrize("variant", ["modern, n-grams", "all-attention, dynamic"])
 def test_a_ring_of_a_gpu_goes_on_with_another_text(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not variant.startswith(NOT_RECORDABLE)
+    assert not variant.startswith(CARRIED)
     model = lively(variant).float()
     model.refresh()
     state = text_state(model, 1, 9)

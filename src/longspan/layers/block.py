@@ -85,6 +85,40 @@ class MemorylessStep(RowStep):
         """There is nothing to replace."""
 
 
+class KeptStep(RowStep):
+    """The step by `forward` of a block whose state has a fixed shape, on any device.
+
+    The new state is written over the old one: a captured step reads and writes the same buffers every time.
+    """
+
+    def __init__(self, block: Block, state: State) -> None:
+        self._block = block
+        batch_size = len(next(iter(state.flatten().values())))
+        # In the precision of the weights: the text may have been read in another one.
+        self._kept = block.initial_state(batch_size)
+        self._keep(state)
+
+    def __call__(self, h_1BD: Tensor, *more: Tensor) -> Tensor:
+        inputs = (x.transpose(0, 1) for x in more)
+        h_B1D, after = self._block(h_1BD.transpose(0, 1), self._kept, *inputs)
+        self._keep(after)
+        return h_B1D.transpose(0, 1)
+
+    def begin(self, state: State) -> KeptStep:
+        return KeptStep(self._block, state)
+
+    def put(self, row: int, source: Any, source_row: int = 0) -> None:
+        assert isinstance(source, KeptStep)
+        others = source._kept.flatten()
+        for name, leaf in self._kept.flatten().items():
+            leaf[row] = others[name][source_row]
+
+    def _keep(self, state: State) -> None:
+        leaves = state.flatten()
+        for name, leaf in self._kept.flatten().items():
+            leaf.copy_(leaves[name])
+
+
 class CarriedStep(RowStep):
     """Keeps the state of a block, or of a model, from one call of `forward` to the next.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from longspan.layers.block import Block
+from longspan.layers.block import Block, KeptStep
 from longspan.state import State
 
 
@@ -37,3 +37,6 @@ class ShortConvolution(Block):
         for n, weight_D in enumerate(self.weight_ND):
             h_BTD = torch.addcmul(h_BTD, weight_D, x_BSD[:, remembered - n :][:, :block])
         return h_BTD, State({"before": x_BSD[:, block:]})
+
+    def step_from(self, state: State) -> KeptStep:
+        return KeptStep(self, state)

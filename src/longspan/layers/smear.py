@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from longspan.layers.block import Block
+from longspan.layers.block import Block, KeptStep
 from longspan.layers.head_mixing import GATE_INPUTS
 from longspan.state import State
 
@@ -35,3 +35,6 @@ class Smear(Block):
         earlier_BTD = torch.cat([state.tensor("before").to(h_BTD.dtype), h_BTD[:, :-1]], dim=1)
         gate_BT1 = (h_BTD[..., : len(self.weight_C)] * self.weight_C).sum(-1, keepdim=True).sigmoid()
         return h_BTD + self.scale * gate_BT1 * earlier_BTD, State({"before": h_BTD[:, -1:]})
+
+    def step_from(self, state: State) -> KeptStep:
+        return KeptStep(self, state)

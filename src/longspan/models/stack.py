@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from longspan.layers.block import Block, RowStep, Step, checked
 from longspan.layers.dropout import Dropout
@@ -16,6 +15,7 @@ from longspan.layers.embeddings import AdaptiveEmbedding
 from longspan.layers.input_layer import InputLayer
 from longspan.layers.projections import product_dtype
 from longspan.layers.residual_stream import ResidualStream
+from longspan.layers.token_rows import token_rows
 from longspan.models.interface import LanguageModel
 from longspan.output import OutputHead
 from longspan.state import State
@@ -104,7 +104,7 @@ class Stack(LanguageModel):
     def _values(self, tokens: Tensor) -> Values:
         """What blocks add to their values: for every block that has a table, its rows."""
         return {
-            name: (F.embedding(tokens, table.weight.to(product_dtype(table.weight))),)
+            name: (token_rows(tokens, table.weight.to(product_dtype(table.weight))),)
             for name, table in self.values.named_children()
             if isinstance(table, nn.Embedding)
         }
