@@ -13,7 +13,6 @@ from torch import Tensor
 
 from longspan.flops import Shape, flops
 from longspan.kernels.linear import SMALL_BATCH
-from longspan.kernels.qk_norm_rope import cos_sin, split_rows
 from longspan.kernels.span_attention import (
     AttentionContext,
     cuts_windows,
@@ -66,36 +65,28 @@ class Attention(AttentionHeads):
         return State(kept)
 
     def compile_parts(self) -> None:
-        """Compile what comes before attention and after the sum over heads, unless kernels do it.
+        """Compile what comes before the projection and after the sum over heads, unless kernels do it.
 
-        The shapes of attention change with the windows. Where learned windows also change the order of heads,
-        only the norm before it is compiled.
+        The shapes of the operations between them change with the windows.
         """
-        keeps_order = not self.span.is_soft or self._backend_cuts_windows(self.query.weight)
-        if keeps_order and self._positions[0].rope is not None:
-            self._projected = torch.compile(self._projected)  # type: ignore[method-assign]
-            self._cos_sin = torch.compile(cos_sin)
-        else:
-            self._normed = torch.compile(self._normed)  # type: ignore[method-assign]
+        self._normed = torch.compile(self._normed)  # type: ignore[method-assign]
         if self.norm_first or not kernels_for(self.norm, self.query.weight, self.output_dropout):
             self._add_residual = torch.compile(self._add_residual)  # type: ignore[method-assign]
-        self._gate = torch.compile(self._gate)
+        self._gates, self._gate = torch.compile(self._gates), torch.compile(self._gate)
+        self._offset_keys = torch.compile(self._offset_keys)
 
     @torch.compiler.disable(reason="windows change while spans are learned: every change would compile again")
     def forward(self, h_BTD: Tensor, state: State, value_BTD: Tensor | None = None) -> tuple[Tensor, State]:
         """`value_BTD` are embeddings of the tokens, added to the values with a gate of every head."""
+        x_BTD, x_BTC = self._normed(h_BTD)
         block, num_queries = h_BTD.shape[1], h_BTD.shape[0] * h_BTD.shape[1]
         heads = self._head_groups(block, h_BTD)
         weights = None  # for a small batch it is faster to order activations than weights
         if num_queries > SMALL_BATCH:
             weights = self._ordered_weights(heads, recalls="memory" in state and not self.keeps_keys)
-        angles = self._angles(state, block)
-        kept = State({name: leaf for name, leaf in state.items() if name == "offset"})
-        x_BTD, x_BTC, rows_BTRK, mixed = self._projected(h_BTD, kept, heads.order, weights, value_BTD, angles)
-        if angles is None:
-            *qkv, new_BTXK = self._qk_norm_rope(rows_BTRK, state, heads.order)
-        else:
-            *qkv, new_BTXK = split_rows(rows_BTRK, self.num_heads)
+        rows_BTX = self._project(x_BTD, heads.order, weights)
+        rows_BTRK, mixed = self._mixed(rows_BTX, x_BTC, value_BTD, state, heads.order)
+        *qkv, new_BTXK = self._qk_norm_rope(rows_BTRK, state, heads.order)
         q_BHTK, k_BHTK, v_BHTK = (x_BTHK.transpose(1, 2) for x_BTHK in qkv)
         past = [kv_BMXK.to(k_BHTK.dtype) for kv_BMXK in self._recall(state, heads, weights)]
         context = self._context(heads, past, state, x_BTD)
@@ -117,16 +108,6 @@ class Attention(AttentionHeads):
             after = State({"memory": hidden_memory.appended(state.tensor("memory"), new_BTD, depth)})
         counters = self._counters(state, new_tokens=block)
         return self._add_residual(h_BTD, out_BTD), State({**after, **counters, **mixed})
-
-    def _angles(self, state: State, block: int) -> tuple[Tensor, Tensor] | None:
-        """Cosines and sines, if the rotation is compiled: tables are read faster than computed per head."""
-        rope = self._positions[0].rope
-        if self._cos_sin is None or rope is None:
-            return None
-        angles: tuple[Tensor, Tensor] = self._cos_sin(
-            state.tensor("read"), block, self.head_width, rope, torch.float32
-        )
-        return angles
 
     def shape_key(self) -> Hashable:
         heads = self._head_groups(1, self.query.weight)

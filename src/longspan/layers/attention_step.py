@@ -45,9 +45,9 @@ class AttentionStep(RowStep):
         x_1BD = block.norm(h_1BD) if block.norm_first else h_1BD
         x_B1D = x_1BD.transpose(0, 1)
         x_B1C = x_B1D[..., :GATE_INPUTS]
-        rows_B1RK = self._weights.project(x_1BD).reshape(h_1BD.shape[1], 1, -1, block.head_width)
+        rows_B1X = self._weights.project(x_1BD).reshape(h_1BD.shape[1], 1, -1)
         value_B1D = more[0].transpose(0, 1) if more else None
-        rows_B1RK, mixed = block._mixed_rows(rows_B1RK, x_B1C, value_B1D, self._kept, order)
+        rows_B1RK, mixed = block._mixed(rows_B1X, x_B1C, value_B1D, self._kept, order)
         if self._unchanged:
             q_BHK, kv_BXK = rows_B1RK.squeeze(1).split_with_sizes(self._sizes, 1)
         else:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-MOST_ROWS = 1024
+MOST_ROWS = 512
 
 
 def token_rows(tokens: Tensor, table_VD: Tensor) -> Tensor:

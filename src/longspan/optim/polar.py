@@ -44,7 +44,8 @@ def orthogonal(x_NRC: Tensor, polynomials: Polynomials = QUINTIC, safety: float 
     On a GPU in bfloat16. A matrix of zeros stays zero.
     """
     if x_NRC.shape[1] > x_NRC.shape[2]:
-        return orthogonal(x_NRC.mT, polynomials, safety).mT
+        # Contiguous: torch's operations on many tensors are slow for others.
+        return orthogonal(x_NRC.mT, polynomials, safety).mT.contiguous()
     x_NRC = precise_enough(x_NRC)
     x_NRC = x_NRC / (safety * x_NRC.norm(dim=(1, 2), keepdim=True)).clamp(min=EPSILON)
     for a, b, c in polynomials:

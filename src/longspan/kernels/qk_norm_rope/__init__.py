@@ -25,11 +25,11 @@ from torch import Tensor
 
 from longspan.kernels.dispatch import use_triton
 from longspan.kernels.qk_norm_rope import eager
-from longspan.kernels.qk_norm_rope.eager import QKV, Rope, cos_sin, normed_rotated, rotated_pairs, split_rows
+from longspan.kernels.qk_norm_rope.eager import QKV, Rope, rotated_pairs
 
 PLAIN = Rope()
 
-__all__ = ["QKV", "Rope", "cos_sin", "normed_rotated", "qk_norm_rope", "rotated_pairs", "split_rows"]
+__all__ = ["QKV", "Rope", "qk_norm_rope", "rotated_pairs"]
 
 
 def qk_norm_rope(

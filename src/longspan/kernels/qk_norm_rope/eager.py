@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,50 +32,35 @@ class QKV(NamedTuple):
 def qk_norm_rope(
     rows_BTRK: Tensor, heads: int, gain_H: Tensor | None, first_B: Tensor | None, rope: Rope
 ) -> QKV:
-    if gain_H is not None or first_B is not None:
-        block, width = rows_BTRK.shape[1], rows_BTRK.shape[3]
-        angles = None if first_B is None else cos_sin(first_B, block, width, rope, rows_BTRK.dtype)
-        parts = rows_BTRK.split([rows_BTRK.shape[2] - 2 * heads, heads, heads], dim=2)
-        rows_BTRK = normed_rotated(parts, gain_H, angles)
-    return split_rows(rows_BTRK, heads)
-
-
-def split_rows(rows_BTRK: Tensor, heads: int) -> QKV:
-    """Rows that are normed and rotated already."""
-    queries = rows_BTRK.shape[2] - 2 * heads
-    q_BTHK, k_BTHK, v_BTHK = contiguous_split(rows_BTRK, [queries, heads, heads], dim=2)
-    return QKV(q_BTHK, k_BTHK, v_BTHK, rows_BTRK[:, :, queries:])
-
-
-def normed_rotated(
-    parts: Sequence[Tensor], gain_H: Tensor | None, angles: tuple[Tensor, Tensor] | None
-) -> Tensor:
-    """The rows of queries and keys normed and rotated, and those of values, [B, T, R, K]."""
-    q_BTHK, k_BTHK, v_BTHK = parts
+    sizes = [rows_BTRK.shape[2] - 2 * heads, heads, heads]
+    q_BTHK, k_BTHK, v_BTHK = contiguous_split(rows_BTRK, sizes, dim=2)
+    if gain_H is None and first_B is None:
+        return QKV(q_BTHK, k_BTHK, v_BTHK, rows_BTRK[:, :, q_BTHK.shape[2] :])
     if gain_H is not None:
         gain_H1 = gain_H[: q_BTHK.shape[2], None].to(q_BTHK.dtype)
         q_BTHK, k_BTHK = _normed(q_BTHK) * gain_H1, _normed(k_BTHK)
-    if angles is not None:
+    if first_B is not None:
+        angles = _angles(rows_BTRK, first_B, rope)
         q_BTHK, k_BTHK = _rotated(q_BTHK, *angles), _rotated(k_BTHK, *angles)
-    return torch.cat([q_BTHK, k_BTHK, v_BTHK], dim=2)
+    return QKV(q_BTHK, k_BTHK, v_BTHK, torch.cat([k_BTHK, v_BTHK], dim=2))
 
 
 def _normed(x_BTHK: Tensor) -> Tensor:
     return F.rms_norm(x_BTHK, x_BTHK.shape[-1:], eps=EPSILON).to(x_BTHK.dtype)
 
 
-def cos_sin(first_B: Tensor, block: int, width: int, rope: Rope, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _angles(rows_BTRK: Tensor, first_B: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every position's angles, [B, T, 1, E]."""
-    position_BT = first_B[:, None] + torch.arange(block, device=first_B.device)
-    angle_BTE = position_BT[..., None] * speeds(width // 2, rope, first_B.device)
+    position_BT = first_B[:, None] + torch.arange(rows_BTRK.shape[1], device=rows_BTRK.device)
+    angle_BTE = position_BT[..., None] * speeds(rows_BTRK.shape[-1] // 2, rope, rows_BTRK.device)
     angle_BT1E = angle_BTE[:, :, None]
-    return angle_BT1E.cos().to(dtype), angle_BT1E.sin().to(dtype)
+    return angle_BT1E.cos().to(rows_BTRK.dtype), angle_BT1E.sin().to(rows_BTRK.dtype)
 
 
 def _rotated(x_BTHK: Tensor, cos_BT1E: Tensor, sin_BT1E: Tensor) -> Tensor:
     left, right = x_BTHK.chunk(2, dim=-1)
     rotated_left = torch.addcmul(left * cos_BT1E, right, sin_BT1E, value=-1)
-    return torch.cat([rotated_left, torch.addcmul(right * cos_BT1E, left, sin_BT1E)], dim=-1).to(x_BTHK.dtype)
+    return torch.cat([rotated_left, torch.addcmul(right * cos_BT1E, left, sin_BT1E)], dim=-1)
 
 
 def rotated_pairs(pairs: int, fraction: float) -> int:
