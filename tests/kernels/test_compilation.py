@@ -47,7 +47,7 @@ def compile_qk_norm_rope(name: str, *, everything: bool) -> int:
 
     width = 64 if everything else 40
     constants = {"WIDTH": width, "E": width // 2, "BE": 32, "BT": 32, "EPSILON": 1e-6}
-    constants |= {"NORMED": everything, "ROTATED": everything}
+    constants |= {"NORMED": everything, "ROTATED": everything, "STILL": 16 if everything else 0}
     pointers = {"GAIN": "*fp32", "DGAIN": "*fp32", "FIRST": "*i64", "TURNS": "*fp64"}
     return _size_of(getattr(kernels, name), constants, pointers, everything)
 

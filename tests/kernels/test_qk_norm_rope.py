@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from longspan.kernels import qk_norm_rope
-from longspan.kernels.qk_norm_rope import QKV, Rope, eager, reference
+from longspan.kernels.qk_norm_rope import QKV, Mix, Rope, eager, reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROPES = [Rope(50.0), Rope(50.0, 0.5)]
@@ -79,6 +79,49 @@ def test_the_gradients(transform, shape, queries: bool, normed: bool, rotated: b
     expected = gradients(eager.qk_norm_rope, exact(*given), upstream)
     for found, wanted in zip(gradients(transform, given, upstream), expected, strict=True):
         close(found, wanted)
+
+
+def mix(shape: tuple[int, ...], still: int, valued: bool) -> Mix:
+    batch, block, heads, width = shape
+    value = torch.randn(batch, block, heads, width, device=DEVICE) if valued else None
+    gate = torch.rand(batch, block, heads, device=DEVICE) if valued else None
+    return Mix(value, gate, torch.randn(batch, 1, heads, 2, still, device=DEVICE) if still else None)
+
+
+def mixed_gradients(transform, given, mixed: Mix, upstream: list[Tensor]) -> tuple[Tensor, ...]:
+    """Of the rows, the gains and of all that is mixed in."""
+    leaves = [x.requires_grad_() for x in (given[0], given[2], *mixed) if x is not None]
+    out = transform(*given, mixed)[:3]
+    return torch.autograd.grad(out, leaves, [dx.to(x) for dx, x in zip(upstream, out, strict=True)])
+
+
+# A tile of positions and one more, a single position; all pairs that stand still but one, and only one.
+@pytest.mark.parametrize("shape", [(2, 33, 2, 8), (2, 1, 3, 8)], ids=str)
+@pytest.mark.parametrize(("still", "valued"), [(3, True), (1, False), (0, True)])
+@pytest.mark.parametrize("normed", [True, False])
+def test_what_is_mixed_in_is_that_of_the_loops(
+    transform, shape: tuple[int, ...], still: int, valued: bool, normed: bool
+) -> None:
+    given, mixed = inputs(shape, normed=normed, rope=ROPES[1]), mix(shape, still, valued)
+    double = Mix(*(None if x is None else x.double().cpu() for x in mixed))
+    expected = reference.qk_norm_rope(*exact(*given), double)
+    for found, wanted in zip(transform(*given, mixed), expected, strict=True):
+        close(found, wanted)
+    upstream = [torch.randn_like(x) for x in expected[:3]]
+    wanted = mixed_gradients(eager.qk_norm_rope, exact(*given), double, upstream)
+    for found, one in zip(mixed_gradients(transform, given, mixed, upstream), wanted, strict=True):
+        close(found, one)
+
+
+def test_a_text_in_blocks_has_the_keys_of_the_whole_text() -> None:
+    """The pairs of the last key that stand still are what the next block begins with."""
+    rows, heads, gain, _, rope = inputs((2, 9, 2, 8), rope=ROPES[1])
+    begin = Mix(before_B1H2P=torch.zeros(2, 1, heads, 2, 2, device=DEVICE))
+    first = torch.zeros(2, dtype=torch.long, device=DEVICE)
+    whole = eager.qk_norm_rope(rows, heads, gain, first, rope, begin)
+    last = rows[:, 3:4, heads : 2 * heads].unflatten(-1, (2, -1))[..., -2:]
+    second = eager.qk_norm_rope(rows[:, 4:], heads, gain, first + 4, rope, Mix(before_B1H2P=last))
+    close(second.k_BTHK, whole.k_BTHK[:, 4:])
 
 
 def test_what_is_remembered_has_a_gradient_too(transform) -> None:
@@ -161,9 +204,8 @@ def through_the_entry_point(given) -> QKV:
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 def test_the_door_picks_the_kernels_on_a_gpu() -> None:
     given = inputs((2, 9, 3, 8))
-    assert torch.equal(
-        through_the_entry_point(given).q_BTHK, qk_norm_rope._gpu_backend().qk_norm_rope(*given).q_BTHK
-    )
+    kernels = pytest.importorskip("longspan.kernels.qk_norm_rope.triton_kernels")
+    assert torch.equal(through_the_entry_point(given).q_BTHK, kernels.qk_norm_rope(*given).q_BTHK)
     double = given[0].double(), *given[1:]
     assert torch.equal(through_the_entry_point(double).q_BTHK, eager.qk_norm_rope(*double).q_BTHK)
 

@@ -73,7 +73,6 @@ class Attention(AttentionHeads):
         if self.norm_first or not kernels_for(self.norm, self.query.weight, self.output_dropout):
             self._add_residual = torch.compile(self._add_residual)  # type: ignore[method-assign]
         self._gates, self._gate = torch.compile(self._gates), torch.compile(self._gate)
-        self._offset_keys = torch.compile(self._offset_keys)
 
     @torch.compiler.disable(reason="windows change while spans are learned: every change would compile again")
     def forward(self, h_BTD: Tensor, state: State, value_BTD: Tensor | None = None) -> tuple[Tensor, State]:
@@ -84,9 +83,9 @@ class Attention(AttentionHeads):
         weights = None  # for a small batch it is faster to order activations than weights
         if num_queries > SMALL_BATCH:
             weights = self._ordered_weights(heads, recalls="memory" in state and not self.keeps_keys)
-        rows_BTX = self._project(x_BTD, heads.order, weights)
-        rows_BTRK, mixed = self._mixed(rows_BTX, x_BTC, value_BTD, state, heads.order)
-        *qkv, new_BTXK = self._qk_norm_rope(rows_BTRK, state, heads.order)
+        rows_BTRK = self._project(x_BTD, heads.order, weights)
+        mix, mixed = self._mix(rows_BTRK, x_BTC, value_BTD, state, heads.order)
+        *qkv, new_BTXK = self._qk_norm_rope(rows_BTRK, state, heads.order, mix)
         q_BHTK, k_BHTK, v_BHTK = (x_BTHK.transpose(1, 2) for x_BTHK in qkv)
         past = [kv_BMXK.to(k_BHTK.dtype) for kv_BMXK in self._recall(state, heads, weights)]
         context = self._context(heads, past, state, x_BTD)

@@ -12,20 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from longspan.kernels.linear import linear
-from longspan.kernels.qk_norm_rope import QKV, qk_norm_rope, rotated_pairs
+from longspan.kernels.qk_norm_rope import PURE, QKV, Mix, qk_norm_rope, rotated_pairs
 from longspan.kernels.span_attention import cuts_windows, head_groups
 from longspan.layers.block import Block
 from longspan.layers.dropout import GrowingDropout, dropout
 from longspan.layers.head_groups import HeadGroups
-from longspan.layers.head_mixing import (
-    GATE_INPUTS,
-    HeadGates,
-    gated,
-    gates,
-    last_still,
-    offset_keys,
-    with_values,
-)
+from longspan.layers.head_mixing import GATE_INPUTS, HeadGates, gated, gates, last_still
 from longspan.layers.linear import Linear
 from longspan.layers.persistent_memory import PersistentMemory
 from longspan.layers.positions import Positions
@@ -96,7 +88,7 @@ class AttentionHeads(Block):
         self.output_gates = HeadGates(width, num_heads) if output_gates else None
         pairs, rope = self.head_width // 2, positions.rope
         self.still = pairs - rotated_pairs(pairs, rope.fraction) if key_offset and rope is not None else 0
-        self._gates, self._gate, self._offset_keys = gates, gated, offset_keys
+        self._gates, self._gate = gates, gated
 
     def _head_groups(self, block: int, x: Tensor) -> HeadGroups:
         """The window of each head on the device of `x`, and which heads are computed together."""
@@ -126,12 +118,13 @@ class AttentionHeads(Block):
         return ordered_weights(qkv, self.out.weight, heads, self.head_width, recalls=recalls)
 
     def _project(self, x_BTD: Tensor, order: list[int], weights: OrderedWeights | None) -> Tensor:
-        """Queries, then keys, then values of the heads in this order, [B, T, 3HK]."""
+        """Queries, then keys, then values of the heads in this order, [B, T, 3H, K]."""
+        per_head = (3 * self.num_heads, self.head_width)
         if weights is not None:
-            return linear(x_BTD, weights.qkv)
+            return torch.unflatten(linear(x_BTD, weights.qkv), -1, per_head)
         qkv = torch.cat([layer(x_BTD) for layer in (self.query, self.key, self.value)], dim=-1)
-        rows_BTRK = torch.unflatten(qkv, -1, (3 * self.num_heads, self.head_width))
-        return select_heads(rows_BTRK, indices_of((0, 1, 2), order, self.num_heads), dim=2).flatten(2)
+        rows_BTRK = torch.unflatten(qkv, -1, per_head)
+        return select_heads(rows_BTRK, indices_of((0, 1, 2), order, self.num_heads), dim=2)
 
     def _project_out(self, attended_BTHK: Tensor, order: list[int], weights: OrderedWeights | None) -> Tensor:
         """Wo times the output of heads in this order, plus the bias."""
@@ -144,36 +137,37 @@ class AttentionHeads(Block):
         by_head = torch.unflatten(matrix, 0, (self.num_heads, self.head_width))
         return select_heads(by_head, heads).flatten(0, 1)
 
-    def _mixed(
-        self, rows_BTX: Tensor, x_BTC: Tensor, value_BTD: Tensor | None, state: State, heads: list[int]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Projected rows, [B, T, 3H, K], with all that is mixed in, and its state after them."""
+    def _mix(
+        self, rows_BTRK: Tensor, x_BTC: Tensor, value_BTD: Tensor | None, state: State, heads: list[int]
+    ) -> tuple[Mix, dict[str, Tensor]]:
+        """What is mixed into projected rows of these heads, and its state after them."""
+        value_BTHK = gate_BTH = before_B1H2P = None
         after: dict[str, Tensor] = {}
         if self.value_gates is not None and value_BTD is not None:
             value_BTHK = torch.unflatten(value_BTD, -1, (self.num_heads, self.head_width))
+            value_BTHK = select_heads(value_BTHK, heads, dim=2)
             gate_BTH = self._gates(x_BTC, self.value_gates.of(heads))
-            rows_BTX = with_values(rows_BTX, select_heads(value_BTHK, heads, dim=2), gate_BTH)
-        rows_BTRK = torch.unflatten(rows_BTX, -1, (-1, self.head_width))
         if self.still:
             before_B1H2P = select_heads(state.tensor("offset"), heads, dim=2)
             last_B1H2P = last_still(rows_BTRK, self.num_heads, self.still)
             after["offset"] = select_heads(last_B1H2P, inverse(heads), dim=2)
-            rows_BTRK = self._offset_keys(rows_BTRK, self.num_heads, before_B1H2P)
-        return rows_BTRK, after
+        return Mix(value_BTHK, gate_BTH, before_B1H2P), after
 
     def _gated(self, attended_BTHK: Tensor, x_BTC: Tensor, heads: list[int]) -> Tensor:
         if self.output_gates is None:
             return attended_BTHK
         return self._gate(attended_BTHK, x_BTC, self.output_gates.of(heads))
 
-    def _qk_norm_rope(self, rows_BTRK: Tensor, state: State, heads: list[int], first: int = 0) -> QKV:
+    def _qk_norm_rope(
+        self, rows_BTRK: Tensor, state: State, heads: list[int], mix: Mix = PURE, first: int = 0
+    ) -> QKV:
         """Projected rows of these heads with QK-norm and RoPE; `first` counts from the block's beginning."""
         gain_H = None if self.qk_norm is None else select_heads(self.qk_norm.gain_H, heads)
         rope = self._positions[0].rope
         if rope is None:
-            return qk_norm_rope(rows_BTRK, len(heads), gain_H=gain_H)
+            return qk_norm_rope(rows_BTRK, len(heads), gain_H=gain_H, mix=mix)
         first_B = state.tensor("read") + first if first else state.tensor("read")
-        return qk_norm_rope(rows_BTRK, len(heads), gain_H=gain_H, first_B=first_B, rope=rope)
+        return qk_norm_rope(rows_BTRK, len(heads), gain_H=gain_H, first_B=first_B, rope=rope, mix=mix)
 
     def _normed(self, h_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """x, in the precision in which it is multiplied and remembered, and its channels for gates.

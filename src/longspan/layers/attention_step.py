@@ -37,7 +37,7 @@ class AttentionStep(RowStep):
         self._dynamic = context.spans is not None and context.spans.dim() > 1
         names = ["read"] * block._positions[0].counts + ["offset"] * (block.still > 0)
         self._kept = State({name: state.tensor(name).clone() for name in names})
-        self._unchanged = not (block.qk_norm or self._kept)
+        self._unchanged = not (block.qk_norm or self._kept or block.value_gates)
         self._sizes = [block.num_heads, 2 * block.num_heads]
 
     def __call__(self, h_1BD: Tensor, *more: Tensor) -> Tensor:
@@ -45,13 +45,13 @@ class AttentionStep(RowStep):
         x_1BD = block.norm(h_1BD) if block.norm_first else h_1BD
         x_B1D = x_1BD.transpose(0, 1)
         x_B1C = x_B1D[..., :GATE_INPUTS]
-        rows_B1X = self._weights.project(x_1BD).reshape(h_1BD.shape[1], 1, -1)
+        rows_B1RK = self._weights.project(x_1BD).reshape(h_1BD.shape[1], 1, -1, block.head_width)
         value_B1D = more[0].transpose(0, 1) if more else None
-        rows_B1RK, mixed = block._mixed(rows_B1X, x_B1C, value_B1D, self._kept, order)
+        mix, mixed = block._mix(rows_B1RK, x_B1C, value_B1D, self._kept, order)
         if self._unchanged:
             q_BHK, kv_BXK = rows_B1RK.squeeze(1).split_with_sizes(self._sizes, 1)
         else:
-            qkv = block._qk_norm_rope(rows_B1RK, self._kept, order)
+            qkv = block._qk_norm_rope(rows_B1RK, self._kept, order, mix)
             q_BHK, kv_BXK = qkv.q_BTHK.squeeze(1), qkv.kv_BTXK.squeeze(1)
         spans = block.span.spans_for(x_B1D) if self._dynamic else None
         spans_BH = None if spans is None else select_heads(spans[..., 0], order, dim=1)

@@ -9,7 +9,8 @@ and with RoPE, position n rotates the pair (x_i, x_{i+E}) of a query or key by n
     out_i     = x_i cos(angle) - x_{i+E} sin(angle)
     out_{i+E} = x_i sin(angle) + x_{i+E} cos(angle),    i = 0 ... P - 1,  P <= E = K / 2
 
-The pairs from P on are not rotated: P = fraction E, rounded.
+The pairs from P on are not rotated: P = fraction E, rounded. Before all this values may be added to, and
+keys get pairs of the position before (`Mix`).
 Row t of a text that has read `first` tokens is at position first + t. Angles are computed in float64, so that
 they are exact for any position. Values are not changed.
 
@@ -25,11 +26,11 @@ from torch import Tensor
 
 from longspan.kernels.dispatch import use_triton
 from longspan.kernels.qk_norm_rope import eager
-from longspan.kernels.qk_norm_rope.eager import QKV, Rope, rotated_pairs
+from longspan.kernels.qk_norm_rope.eager import PURE, QKV, Mix, Rope, rotated_pairs
 
 PLAIN = Rope()
 
-__all__ = ["QKV", "Rope", "qk_norm_rope", "rotated_pairs"]
+__all__ = ["PURE", "QKV", "Mix", "Rope", "qk_norm_rope", "rotated_pairs"]
 
 
 def qk_norm_rope(
@@ -39,10 +40,12 @@ def qk_norm_rope(
     gain_H: Tensor | None = None,
     first_B: Tensor | None = None,
     rope: Rope = PLAIN,
+    mix: Mix = PURE,
 ) -> QKV:
     """Queries, keys and values of these heads: normed if there is `gain_H`, rotated if there is `first_B`."""
-    given = rows_BTRK, heads, gain_H, first_B, rope
-    if (gain_H is None and first_B is None) or not use_triton(rows_BTRK):
+    given = rows_BTRK, heads, gain_H, first_B, rope, mix
+    changes = any(x is not None for x in (gain_H, first_B, *mix))
+    if not changes or not use_triton(rows_BTRK):
         return eager.qk_norm_rope(*given)
     from longspan.kernels.qk_norm_rope import triton_kernels
 

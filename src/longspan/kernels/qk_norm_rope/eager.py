@@ -29,10 +29,30 @@ class QKV(NamedTuple):
     kv_BTXK: Tensor
 
 
+class Mix(NamedTuple):
+    """What is mixed into the rows first."""
+
+    value_BTHK: Tensor | None = None
+    gate_BTH: Tensor | None = None
+    """Values get 2 gate `value`."""
+    before_B1H2P: Tensor | None = None
+    """The last P pairs of a key are those of the position before; here, those before the first position."""
+
+
+PURE = Mix()
+
+
 def qk_norm_rope(
-    rows_BTRK: Tensor, heads: int, gain_H: Tensor | None, first_B: Tensor | None, rope: Rope
+    rows_BTRK: Tensor,
+    heads: int,
+    gain_H: Tensor | None,
+    first_B: Tensor | None,
+    rope: Rope,
+    mix: Mix = PURE,
 ) -> QKV:
     sizes = [rows_BTRK.shape[2] - 2 * heads, heads, heads]
+    if any(x is not None for x in mix):
+        rows_BTRK = _mixed(rows_BTRK, sizes, mix)
     q_BTHK, k_BTHK, v_BTHK = contiguous_split(rows_BTRK, sizes, dim=2)
     if gain_H is None and first_B is None:
         return QKV(q_BTHK, k_BTHK, v_BTHK, rows_BTRK[:, :, q_BTHK.shape[2] :])
@@ -43,6 +63,17 @@ def qk_norm_rope(
         angles = _angles(rows_BTRK, first_B, rope)
         q_BTHK, k_BTHK = _rotated(q_BTHK, *angles), _rotated(k_BTHK, *angles)
     return QKV(q_BTHK, k_BTHK, v_BTHK, torch.cat([k_BTHK, v_BTHK], dim=2))
+
+
+def _mixed(rows_BTRK: Tensor, sizes: list[int], mix: Mix) -> Tensor:
+    q_BTHK, k_BTHK, v_BTHK = rows_BTRK.split(sizes, dim=2)
+    if mix.before_B1H2P is not None:
+        k_BTH2E, still = torch.unflatten(k_BTHK, -1, (2, -1)), mix.before_B1H2P.shape[-1]
+        all_BSH2P = torch.cat([mix.before_B1H2P.to(k_BTHK.dtype), k_BTH2E[..., -still:]], dim=1)
+        k_BTHK = torch.cat([k_BTH2E[..., :-still], all_BSH2P[:, :-1]], dim=-1).flatten(-2)
+    if mix.value_BTHK is not None and mix.gate_BTH is not None:
+        v_BTHK = v_BTHK + (2 * mix.gate_BTH[..., None] * mix.value_BTHK).to(v_BTHK.dtype)
+    return torch.cat([q_BTHK, k_BTHK, v_BTHK], dim=2)
 
 
 def _normed(x_BTHK: Tensor) -> Tensor:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import cmath
+import itertools
 import math
 
 import torch
 from torch import Tensor
 
-from longspan.kernels.qk_norm_rope.eager import EPSILON, QKV, Rope
+from longspan.kernels.qk_norm_rope.eager import EPSILON, PURE, QKV, Mix, Rope
 
 
 def qk_norm_rope(
-    rows_BTRK: Tensor, heads: int, gain_H: Tensor | None, first_B: Tensor | None, rope: Rope
+    rows_BTRK: Tensor,
+    heads: int,
+    gain_H: Tensor | None,
+    first_B: Tensor | None,
+    rope: Rope,
+    mix: Mix = PURE,
 ) -> QKV:
-    out_BTRK = rows_BTRK.clone()
     queries = rows_BTRK.shape[2] - 2 * heads
+    rows_BTRK = _mixed(rows_BTRK, queries, heads, mix)
+    out_BTRK = rows_BTRK.clone()
     for b in range(rows_BTRK.shape[0]):
         for t in range(rows_BTRK.shape[1]):
             for r in range(queries + heads):
@@ -28,6 +35,20 @@ def qk_norm_rope(
                 out_BTRK[b, t, r] = torch.tensor(row)
     kv_BTXK = out_BTRK[:, :, queries:]
     return QKV(out_BTRK[:, :, :queries], kv_BTXK[:, :, :heads], kv_BTXK[:, :, heads:], kv_BTXK)
+
+
+def _mixed(rows_BTRK: Tensor, queries: int, heads: int, mix: Mix) -> Tensor:
+    out_BTRK = rows_BTRK.clone()
+    for b, t, h in itertools.product(*map(range, (*rows_BTRK.shape[:2], heads))):
+        if mix.value_BTHK is not None and mix.gate_BTH is not None:
+            out_BTRK[b, t, queries + heads + h] += 2 * mix.gate_BTH[b, t, h] * mix.value_BTHK[b, t, h]
+        if mix.before_B1H2P is not None:
+            still, half = mix.before_B1H2P.shape[-1], rows_BTRK.shape[-1] // 2
+            for i, p in itertools.product((0, 1), range(still)):
+                column = (i + 1) * half - still + p
+                earlier = rows_BTRK[b, t - 1, queries + h, column] if t else mix.before_B1H2P[b, 0, h, i, p]
+                out_BTRK[b, t, queries + h, column] = earlier
+    return out_BTRK
 
 
 def _normed(row: list[float], gain: float) -> list[float]:

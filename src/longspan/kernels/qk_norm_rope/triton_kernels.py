@@ -12,6 +12,7 @@ Shapes: as in the package; BT positions of a tile, E half a row rounded up, BE t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from longspan.kernels.layout import contiguous_rows, strides
-from longspan.kernels.qk_norm_rope.eager import EPSILON, QKV, Rope, speeds
+from longspan.kernels.qk_norm_rope.eager import EPSILON, PURE, QKV, Mix, Rope, speeds
 
 TAU = tl.constexpr(2 * math.pi)
 POSITIONS = 32
@@ -31,11 +32,17 @@ PROGRAMS = 2048
 
 
 def qk_norm_rope(
-    rows_BTRK: Tensor, heads: int, gain_H: Tensor | None, first_B: Tensor | None, rope: Rope
+    rows_BTRK: Tensor,
+    heads: int,
+    gain_H: Tensor | None,
+    first_B: Tensor | None,
+    rope: Rope,
+    mix: Mix = PURE,
 ) -> QKV:
     turns_E = None if first_B is None else _turns(rows_BTRK.shape[-1] // 2, rope, rows_BTRK.device)
     rows_BTRK = contiguous_rows(rows_BTRK)
-    return QKV(*_QKNormRope.apply(rows_BTRK, gain_H, first_B, turns_E, heads))  # type: ignore[no-untyped-call]
+    mixed = [None if x is None else x.contiguous() for x in mix]
+    return QKV(*_QKNormRope.apply(rows_BTRK, gain_H, first_B, turns_E, heads, *mixed))  # type: ignore[no-untyped-call]
 
 
 @cache  # never freed: a CUDA graph reads them at their address
@@ -54,18 +61,19 @@ class _QKNormRope(torch.autograd.Function):
         first_B: Tensor | None,
         turns_E: Tensor | None,
         heads: int,
+        *mixed: Tensor | None,
     ) -> tuple[Tensor, ...]:
         batch, block, rows, width = rows_BTRK.shape
         q_BTHK = rows_BTRK.new_empty(batch, block, rows - 2 * heads, width)
         kv_BTXK = rows_BTRK.new_empty(block, batch, 2 * heads, width).transpose(0, 1)
         k_BTHK, v_BTHK = kv_BTXK.split(heads, dim=2)
-        ctx.save_for_backward(rows_BTRK, gain_H, first_B, turns_E)
+        ctx.save_for_backward(rows_BTRK, gain_H, first_B, turns_E, *mixed)
         ctx.set_materialize_grads(False)
         ctx.heads = heads
         if rows_BTRK.numel():
             forward_kernel[_grid(rows_BTRK, heads)](
-                rows_BTRK, q_BTHK, k_BTHK, v_BTHK, gain_H, first_B, turns_E,
-                *strides(rows_BTRK, q_BTHK, k_BTHK), **_sizes(rows_BTRK, heads, gain_H, first_B),
+                rows_BTRK, q_BTHK, k_BTHK, v_BTHK, gain_H, first_B, turns_E, *mixed,
+                *strides(rows_BTRK, q_BTHK, k_BTHK), **_sizes(rows_BTRK, heads, gain_H, first_B, mixed),
             )  # fmt: skip
         return q_BTHK, k_BTHK, v_BTHK, kv_BTXK
 
@@ -74,23 +82,24 @@ class _QKNormRope(torch.autograd.Function):
     def backward(
         ctx: Any, dq: Tensor | None, dk: Tensor | None, dv: Tensor | None, dkv_BTXK: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        rows_BTRK, gain_H, first_B, turns_E = ctx.saved_tensors
+        rows_BTRK, gain_H, first_B, turns_E, *mixed = ctx.saved_tensors
         heads, queries = ctx.heads, rows_BTRK.shape[2] - 2 * ctx.heads
         later_k, later_v = (None, None) if dkv_BTXK is None else dkv_BTXK.split(heads, dim=2)
         dq_BTHK = _sum_of(rows_BTRK[:, :, :queries], dq)
         dk_BTHK = _sum_of(rows_BTRK[:, :, :heads], dk, later_k)
         dv_BTHK = _sum_of(rows_BTRK[:, :, :heads], dv, later_v)
         drows_BTRK = torch.empty_like(rows_BTRK)
+        dmixed = [None if x is None else torch.empty_like(x) for x in mixed]
         grid = _grid(rows_BTRK, heads)
         dgain_HN = rows_BTRK.new_empty(heads, grid[0] * grid[1], dtype=torch.float32)
         if rows_BTRK.numel():
             gradient_kernel[grid](
                 rows_BTRK, dq_BTHK, dk_BTHK, dv_BTHK, drows_BTRK, dgain_HN, gain_H, first_B, turns_E,
-                *strides(rows_BTRK, dq_BTHK, dk_BTHK, dv_BTHK, drows_BTRK),
-                **_sizes(rows_BTRK, heads, gain_H, first_B),
+                *mixed, *dmixed, *strides(rows_BTRK, dq_BTHK, dk_BTHK, dv_BTHK, drows_BTRK),
+                **_sizes(rows_BTRK, heads, gain_H, first_B, mixed),
             )  # fmt: skip
         dgain_H = None if gain_H is None or queries == 0 else dgain_HN.sum(1).to(gain_H.dtype)
-        return drows_BTRK, dgain_H, None, None, None
+        return drows_BTRK, dgain_H, None, None, None, *dmixed
 
 
 def _sum_of(like: Tensor, *gradients: Tensor | None) -> Tensor:
@@ -105,8 +114,13 @@ def _grid(rows_BTRK: Tensor, heads: int) -> tuple[int, int, int]:
 
 
 def _sizes(
-    rows_BTRK: Tensor, heads: int, gain_H: Tensor | None, first_B: Tensor | None
+    rows_BTRK: Tensor,
+    heads: int,
+    gain_H: Tensor | None,
+    first_B: Tensor | None,
+    mixed: Sequence[Tensor | None],
 ) -> dict[str, int | bool]:
+    value_BTHK, _, before_B1H2P = mixed
     block, rows, width = rows_BTRK.shape[1:]
     half = triton.cdiv(width, 2)
     return {
@@ -119,6 +133,8 @@ def _sizes(
         "HAS_QUERIES": rows > 2 * heads,
         "NORMED": gain_H is not None,
         "ROTATED": first_B is not None,
+        "HAS_VALUE": value_BTHK is not None,
+        "STILL": 0 if before_B1H2P is None else before_B1H2P.shape[-1],
         "EPSILON": EPSILON,
     }
 
@@ -136,6 +152,26 @@ def _angles(FIRST, TURNS, b, t, e, E: tl.constexpr):  # type: ignore[no-untyped-
 def _halves(at, in_left, in_right, E: tl.constexpr):  # type: ignore[no-untyped-def]
     left = tl.load(at, mask=in_left, other=0.0).to(tl.float32)
     return left, tl.load(at + E, mask=in_right, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _still(BEFORE, place, t, e, E: tl.constexpr, STILL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which pairs of a key come from the position before, those that have none, and where these are."""
+    still = (e >= E - STILL)[None, :] & (t >= 0)[:, None]
+    at = BEFORE + place * 2 * STILL + (e - E + STILL)[None, :] + tl.zeros_like(t)[:, None]
+    return still, still & (t == 0)[:, None], at
+
+
+@triton.jit
+def _key(row_at, r_t, BEFORE, place, t, e, in_left, in_right, E: tl.constexpr, STILL: tl.constexpr):  # type: ignore[no-untyped-def]
+    if STILL == 0:
+        left, right = _halves(row_at, in_left, in_right, E)
+    else:
+        still, first, at = _still(BEFORE, place, t, e, E, STILL)
+        left, right = _halves(row_at - tl.where(still, r_t, 0), in_left & ~first, in_right & ~first, E)
+        before_left, before_right = _halves(at, in_left & first, in_right & first, STILL)
+        left, right = left + before_left, right + before_right
+    return left, right
 
 
 @triton.jit
@@ -170,10 +206,11 @@ def _tile(T, WIDTH: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BT: tl.cons
 
 @triton.jit
 def forward_kernel(  # type: ignore[no-untyped-def]
-    ROWS, Q, KEYS, VALUES, GAIN, FIRST, TURNS,
+    ROWS, Q, KEYS, VALUES, GAIN, FIRST, TURNS, VALUE, GATE, BEFORE,
     r_b, r_t, r_h, q_b, q_t, q_h, k_b, k_t, k_h, T, H,
-    WIDTH: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr,
-    HAS_QUERIES: tl.constexpr, NORMED: tl.constexpr, ROTATED: tl.constexpr, EPSILON: tl.constexpr,
+    WIDTH: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr, HAS_QUERIES: tl.constexpr,
+    NORMED: tl.constexpr, ROTATED: tl.constexpr, HAS_VALUE: tl.constexpr, STILL: tl.constexpr,
+    EPSILON: tl.constexpr,
 ):  # fmt: skip
     b, t, e, in_left, in_right, long_t = _tile(T, WIDTH, E, BE, BT)
     if ROTATED:
@@ -192,7 +229,8 @@ def forward_kernel(  # type: ignore[no-untyped-def]
             if ROTATED:
                 left, right = left * cos - right * sin, left * sin + right * cos
             _write(q_at + h * q_h, left, right, in_left, in_right, E)
-        left, right = _halves(row_at + (key_row + h) * r_h, in_left, in_right, E)
+        k_from = row_at + (key_row + h) * r_h
+        left, right = _key(k_from, r_t, BEFORE, b * H + h, t, e, in_left, in_right, E, STILL)
         if NORMED:
             r = _one_over_rms(left, right, WIDTH, EPSILON)
             left, right = left * r, right * r
@@ -200,15 +238,21 @@ def forward_kernel(  # type: ignore[no-untyped-def]
             left, right = left * cos - right * sin, left * sin + right * cos
         _write(k_at + h * k_h, left, right, in_left, in_right, E)
         left, right = _halves(row_at + (key_row + H + h) * r_h, in_left, in_right, E)
+        if HAS_VALUE:
+            place = (b * T + long_t) * H + h
+            gate = 2 * tl.load(GATE + place, mask=(t < T)[:, None], other=0.0).to(tl.float32)
+            more_left, more_right = _halves(VALUE + place * WIDTH + e[None, :], in_left, in_right, E)
+            left, right = left + gate * more_left, right + gate * more_right
         _write(v_at + h * k_h, left, right, in_left, in_right, E)
 
 
 @triton.jit
 def gradient_kernel(  # type: ignore[no-untyped-def]
-    ROWS, DQ, DKEYS, DVALUES, DROWS, DGAIN, GAIN, FIRST, TURNS,
+    ROWS, DQ, DKEYS, DVALUES, DROWS, DGAIN, GAIN, FIRST, TURNS, VALUE, GATE, BEFORE, DVALUE, DGATE, DBEFORE,
     r_b, r_t, r_h, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, d_b, d_t, d_h, T, H,
-    WIDTH: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr,
-    HAS_QUERIES: tl.constexpr, NORMED: tl.constexpr, ROTATED: tl.constexpr, EPSILON: tl.constexpr,
+    WIDTH: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr, HAS_QUERIES: tl.constexpr,
+    NORMED: tl.constexpr, ROTATED: tl.constexpr, HAS_VALUE: tl.constexpr, STILL: tl.constexpr,
+    EPSILON: tl.constexpr,
 ):  # fmt: skip
     b, t, e, in_left, in_right, long_t = _tile(T, WIDTH, E, BE, BT)
     if ROTATED:
@@ -238,9 +282,26 @@ def gradient_kernel(  # type: ignore[no-untyped-def]
         if ROTATED:
             left, right = left * cos + right * sin, right * cos - left * sin
         if NORMED:
-            x_left, x_right = _halves(row_at + (key_row + h) * r_h, in_left, in_right, E)
+            k_from = row_at + (key_row + h) * r_h
+            x_left, x_right = _key(k_from, r_t, BEFORE, b * H + h, t, e, in_left, in_right, E, STILL)
             r = _one_over_rms(x_left, x_right, WIDTH, EPSILON)
             left, right, _ = _before_norm(x_left, x_right, left, right, r, WIDTH)
-        _write(drow_at + (key_row + h) * d_h, left, right, in_left, in_right, E)
+        dk_to = drow_at + (key_row + h) * d_h
+        if STILL == 0:
+            _write(dk_to, left, right, in_left, in_right, E)
+        else:
+            still, first, at = _still(DBEFORE, b * H + h, t, e, E, STILL)
+            to = dk_to - tl.where(still, d_t, 0)
+            _write(to, left, right, in_left & ~first, in_right & ~first, E)
+            _write(at, left, right, in_left & first, in_right & first, STILL)
+            last = still & (t == T - 1)[:, None]  # these pairs of the last position belong to the next block
+            _write(dk_to, left * 0, right * 0, in_left & last, in_right & last, E)
         left, right = _halves(dv_at + h * v_h, in_left, in_right, E)
         _write(drow_at + (key_row + H + h) * d_h, left, right, in_left, in_right, E)
+        if HAS_VALUE:
+            place = (b * T + long_t) * H + h
+            gate = 2 * tl.load(GATE + place, mask=(t < T)[:, None], other=0.0).to(tl.float32)
+            more_left, more_right = _halves(VALUE + place * WIDTH + e[None, :], in_left, in_right, E)
+            dgate = 2 * tl.sum(left * more_left + right * more_right, 1)[:, None]
+            tl.store(DGATE + place, dgate.to(DGATE.dtype.element_ty), mask=(t < T)[:, None])
+            _write(DVALUE + place * WIDTH + e[None, :], gate * left, gate * right, in_left, in_right, E)
