@@ -33,12 +33,12 @@ POINTERS |= {
 SIZES = ("B", "H", "T", "P")
 
 
-def compile_kernel(name: str, *, everything: bool, keeps: bool, dynamic: bool) -> int:
+def compile_kernel(name: str, *, everything: bool, dynamic: bool) -> int:
     """Compile a kernel of attention for compute capability 9.0, as `_size_of` does."""
     from longspan.kernels.span_attention import triton_kernels as kernels
 
     constants = {"FIRST": 1, "WIDTH": 64 if everything else 40, "BK": 64, "BM": 64, "BN": 32}
-    constants |= {"PRECISION": "tf32", "RENORMALISE": True, "KEEPS": keeps, "DYNAMIC": dynamic}
+    constants |= {"PRECISION": "tf32", "RENORMALISE": True, "DYNAMIC": dynamic}
     return _size_of(getattr(kernels, name), constants, POINTERS, everything)
 
 
@@ -73,14 +73,14 @@ def _size_of(kernel: Any, constants: dict[str, Any], pointers: dict[str, str], e
 
 
 @pytest.mark.parametrize(
-    ("everything", "keeps", "dynamic"),
-    [(True, True, False), (True, False, True), (True, False, False), (False, False, False)],
+    ("everything", "dynamic"),
+    [(True, True), (True, False), (False, False)],
 )
-def test_every_kernel_compiles(everything: bool, keeps: bool, dynamic: bool) -> None:
+def test_every_kernel_compiles(everything: bool, dynamic: bool) -> None:
     """In a process of its own: the interpreter that other tests use takes the compiler's place."""
     program = (
         f"from {__name__} import *\n"
-        f"given = dict(everything={everything}, keeps={keeps}, dynamic={dynamic})\n"
+        f"given = dict(everything={everything}, dynamic={dynamic})\n"
         f"for name in KERNELS: assert compile_kernel(name, **given)\n"
         f"for name in QK_NORM_ROPE: assert compile_qk_norm_rope(name, everything={everything})\n"
     )

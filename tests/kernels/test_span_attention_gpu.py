@@ -264,28 +264,6 @@ def test_kernels_equal_plain_torch_whatever_is_asked(seed: int, dtype: torch.dty
     check(drawn(seed), dtype)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "one query",
-        "spans of every query",
-        "own windows in a group",
-        "biases, and groups of different reach",
-        "no memory",
-        "persistent vectors and spans",
-        "not renormalised, sees itself",
-    ],
-)
-def test_weights_made_anew_are_those_that_were_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With dropout they are kept, unless heads look far."""
-    tensors, found = tensors_of(CASES[name], torch.float32, DEVICE), []
-    for far in (gpu.FAR, 1):
-        monkeypatch.setattr(gpu, "FAR", far)
-        torch.manual_seed(0)
-        found.append(with_gradients(together(gpu.span_attention, CASES[name], tensors, dropout=0.4), tensors))
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
-
-
 def test_a_past_that_wants_no_gradient() -> None:
     case = Case(windows=((20, 45),), reaches=(45,), block=40, positions="shared", spans=(9.0, 30.5))
     torch.manual_seed(0)
@@ -450,8 +428,9 @@ def dense(case: Case, tensors: dict[str, Tensor], kept: Tensor, dropout: float) 
         if case.num_persistent:
             score_BTX = torch.cat([score_BTX, q_BTK @ tensors["persistent_k"][head].mT], dim=-1)
         weight_BTX = torch.softmax(score_BTX / math.sqrt(case.width), dim=-1)
-        mask_1W = soft_mask(tensors["spans"][head : head + 1], case.ramp, window)
-        weight_BTX = weight_BTX * torch.nn.functional.pad(mask_1W, (0, case.num_persistent), value=1.0)
+        spans = tensors["spans"][:, head] if case.dynamic else tensors["spans"][head]
+        mask = soft_mask(spans, case.ramp, window)
+        weight_BTX = weight_BTX * torch.nn.functional.pad(mask, (0, case.num_persistent), value=1.0)
         if case.renormalise:
             weight_BTX = weight_BTX / (weight_BTX.sum(-1, keepdim=True) + EPSILON)
         kept_BTX = torch.cat([kept[:, head, :, :window], kept[:, head, :, longest:]], dim=-1)
@@ -478,9 +457,9 @@ def check_dropout(case: Case, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatc
 
 
 @on_every_machine
-@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize(("renormalise", "dynamic"), [(True, False), (False, False), (True, True)])
 def test_dropout_drops_what_its_hash_says_in_both_passes(
-    renormalise: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    renormalise: bool, dynamic: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(
         windows=((9,), (30, 40)),
@@ -489,6 +468,7 @@ def test_dropout_drops_what_its_hash_says_in_both_passes(
         num_persistent=5,
         spans=(4.0, 20.5, 36.0),
         renormalise=renormalise,
+        dynamic=dynamic,
     )
     check_dropout(case, dtype, monkeypatch)
 

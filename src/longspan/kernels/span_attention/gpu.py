@@ -48,7 +48,6 @@ TILES: dict[str, tuple[int, ...]] = {
     "queries": (64, 32, 4, 3, 128),
     "dropped queries": (64, 32, 4, 3, 168),
     "keys": (64, 64, 4, 2),
-    "kept keys": (32, 64, 4, 4),
     "persistent": (64, 64, 4, 3),
 }
 
@@ -58,7 +57,7 @@ WIDE_TILES |= {"dropped queries": (64, 32, 4, 3), "keys": (64, 64, 4, 2)}
 SMALL = (32, 32, 4, 2)
 
 FAR = 512
-"""From this many keys of a head on average, wide tiles are faster and tables are large."""
+"""From this many keys of a head on average, wide tiles are faster."""
 
 # The constants that the kernel of persistent vectors has: they have no distance.
 PERSISTENT_CONSTANTS = ("WIDTH", "BK", "HAS_SPANS", "RENORMALISE", "HAS_DROPOUT", "PRECISION")
@@ -158,7 +157,8 @@ class _SpanAttention(torch.autograd.Function):
             keys = position_keys.to(q_BHTK.dtype).contiguous()
             table = distance_table(position_q_BHTK, keys, layout.heads, layout.table, options.first_distance)
         num_persistent = 0 if persistent_k_HPK is None else persistent_k_HPK.shape[1]
-        tile = _tiles("far forward" if _looks_far(layout, heads, num_persistent) else "forward", q_BHTK)
+        far = layout.table.columns / heads + num_persistent >= FAR
+        tile = _tiles("far forward" if far else "forward", q_BHTK)
         constants = _constants(q_BHTK, position_keys, spans, filled_B, options)
         kernels.forward_kernel[(triton.cdiv(block, tile["BM"]), batch * heads)](
             q_BHTK, k_BHTK, v_BHTK, past, table, persistent_k_HPK, persistent_v_HPK, content_bias_HK,
@@ -188,9 +188,6 @@ class _SpanAttention(torch.autograd.Function):
         dout_BHTK = contiguous_rows(dout_BHTK)
         inner_BHT = torch.empty_like(lse_BHT)
         dtable = None if table is None else torch.empty_like(table)
-        # With dropout every weight needs a hash: where tables are small it is faster to keep the weights.
-        keeps = table is not None and options.dropout > 0 and not _looks_far(layout, heads)
-        weights = torch.empty_like(table) if keeps else None
         # In one tensor, as they were projected.
         dq_BHTK, dk_BHTK, dv_BHTK = _like_rows(q_BHTK, 3).chunk(3, dim=1)
         dpast = torch.empty_like(past) if any(ctx.needs_input_grad[-len(ctx.past_shapes) :]) else None
@@ -207,25 +204,22 @@ class _SpanAttention(torch.autograd.Function):
         kernels.query_gradient_kernel[(query_tiles, batch * heads)](
             q_BHTK, k_BHTK, v_BHTK, past, table, persistent_k_HPK, persistent_v_HPK, content_bias_HK,
             out_BHTK, dout_BHTK, lse_BHT, inner_BHT, layout.heads, spans, filled_B, seed,
-            dq_BHTK, dtable, weights, dspans, dbiases, content_q_BHTK,
+            dq_BHTK, dtable, dspans, dbiases, content_q_BHTK,
             *strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK, dout_BHTK, dq_BHTK),
             batch, heads, block, num_persistent, **numbers, **constants, **tile,
             HAS_PERSISTENT=num_persistent > 0, WHOLE_PERSISTENT=_whole_tiles(num_persistent, tile),
-            HAS_BIAS=dbiases is not None, KEEPS=keeps, FIRST=options.first_distance,
+            HAS_BIAS=dbiases is not None, FIRST=options.first_distance,
         )  # fmt: skip
-        tile = _tiles("kept keys" if keeps else "keys", q_BHTK)
+        tile = _tiles("keys", q_BHTK)
         key_tiles = triton.cdiv(block, tile["BN"])
         if dpast is not None:
             key_tiles += triton.cdiv(layout.longest_reach, tile["BN"])
         kernels.key_gradient_kernel[(key_tiles, batch * heads)](
-            content_q_BHTK, k_BHTK, v_BHTK, past, table, weights, dtable, dout_BHTK, lse_BHT,
-            inner_BHT, layout.heads, spans, span_ends, filled_B, seed, dk_BHTK, dv_BHTK,
-            past if dpast is None else dpast,
+            content_q_BHTK, k_BHTK, v_BHTK, past, table, dout_BHTK, lse_BHT, inner_BHT, layout.heads,
+            spans, span_ends, filled_B, seed, dk_BHTK, dv_BHTK, past if dpast is None else dpast,
             *strides(content_q_BHTK, k_BHTK, v_BHTK, dout_BHTK, dk_BHTK, dv_BHTK),
-            batch, heads, block, **numbers, **constants, **tile,
-            KEEPS=keeps, FIRST=options.first_distance,
+            batch, heads, block, **numbers, **constants, **tile, FIRST=options.first_distance,
         )  # fmt: skip
-        del weights
         dpersistent_k = dpersistent_v = None
         if num_persistent > 0:
             tile = _tiles("persistent", q_BHTK)
@@ -260,10 +254,6 @@ class _SpanAttention(torch.autograd.Function):
             dq_BHTK, dk_BHTK, dv_BHTK, dcontent_bias_HK, dposition_bias_HK, dposition_keys,
             dpersistent_k, dpersistent_v, dspans, None, None, None, *_cut(dpast, ctx.past_shapes),
         )  # fmt: skip
-
-
-def _looks_far(layout: Layout, heads: int, num_persistent: int = 0) -> bool:
-    return layout.table.columns / heads + num_persistent >= FAR
 
 
 def _like_rows(x_BHTK: Tensor, times: int = 1) -> Tensor:

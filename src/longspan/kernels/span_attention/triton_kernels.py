@@ -7,9 +7,7 @@ maximum, Z = sum of e and Y = sum of e m, where e = exp(score - maximum) and m i
 
 and stores one number per query, the logarithm of that total. The backward pass computes the weights again
 from it: by tiles of queries for the gradients of queries and spans, by tiles of keys for those of keys and
-values. Where that is faster (`KEEPS`) the first pass stores the weights and the gradients of the scores in
-tables, and the second only computes products. No two programs write to the same place: results do not depend
-on the order in which programs run.
+values. No two programs write to the same place: results do not depend on the order in which programs run.
 
 Most tiles are inside: all their queries see all their keys with a mask of 1. They are contiguous, between the
 tiles at the far edge of the span and those at the query's own position, and need no masks.
@@ -347,11 +345,10 @@ def _score_gradient(share, dw, inner, mask, HAS_SPANS: tl.constexpr, RENORMALISE
 @triton.jit
 def _query_gradient_tiles(
     start, stop, dq, dspan, q, dout, lse, inner, t0, t, row_key, k_base, v_base, k_row, v_row,
-    r_base, dr_base, w_base, r_row, r_step, window, reach, filled, edge,
-    T, slope, scale, threshold, keep_scale,
+    r_base, dr_base, r_row, r_step, window, reach, filled, edge, T, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     INSIDE: tl.constexpr, HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr,
-    HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, KEEPS: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     for n0 in range(start, stop, BN):
         n0 = tl.multiple_of(n0, 8)
@@ -371,32 +368,22 @@ def _query_gradient_tiles(
             share = tl.where(seen, share, 0.0)
         dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
         if HAS_DROPOUT:
-            kept = kept_places(row_key, j, threshold)
-            dw = tl.where(kept, dw * keep_scale, 0.0)
-        w = share
+            dw = tl.where(kept_places(row_key, j, threshold), dw * keep_scale, 0.0)
         if HAS_SPANS and not INSIDE:
             unclamped = _unclamped_mask(edge, t, j, slope)
             dmask = share * (dw - inner[:, None]) if RENORMALISE else share * dw
             dspan += tl.sum(tl.where((unclamped >= 0.0) & (unclamped <= 1.0), dmask, 0.0), 1)
-            w = share * _clamped(unclamped)
             ds = _score_gradient(share, dw, inner[:, None], _clamped(unclamped), HAS_SPANS, RENORMALISE)
         else:
             ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
         ds = ds.to(k.dtype)
         if HAS_POSITIONS:
-            at = r_row[:, None] + tl.arange(0, BN)[None, :]
-            here = _in_rows(n0 - t0, r_step, BM, BN) & (t < tl.cdiv(T, 8) * 8)[:, None]
+            at = (dr_base + n0) + (r_row[:, None] + tl.arange(0, BN)[None, :])
             if INSIDE:
-                tl.store((dr_base + n0) + at, ds)
+                tl.store(at, ds)
             else:
-                tl.store((dr_base + n0) + at, ds, mask=here)
-            if KEEPS:
-                if HAS_DROPOUT:
-                    w = tl.where(kept, w, 0.0)
-                if INSIDE:
-                    tl.store((w_base + n0) + at, w.to(k.dtype))
-                else:
-                    tl.store((w_base + n0) + at, w.to(k.dtype), mask=here)
+                here = _in_rows(n0 - t0, r_step, BM, BN) & (t < tl.cdiv(T, 8) * 8)[:, None]
+                tl.store(at, ds, mask=here)
         dq += tl.dot(ds, k, input_precision=PRECISION)
     return dq, dspan
 
@@ -416,18 +403,18 @@ def _clear_before(base, step, first, t0, T, BM: tl.constexpr, BN: tl.constexpr):
 @triton.jit
 def query_gradient_kernel(
     Q, K, V, PAST, R, PERSISTENT_K, PERSISTENT_V, BIAS, OUT, DOUT, LSE, INNER, HEADS, SPANS, FILLED, SEED,
-    DQ, DR, W, DSPAN, DBIAS, BIASED_Q,
+    DQ, DR, DSPAN, DBIAS, BIASED_Q,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, do_b, do_h, do_t, dq_b, dq_h, dq_t,
     B, H, T, P, ramp, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
     DYNAMIC: tl.constexpr, HAS_PERSISTENT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FILLED: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WHOLE_PERSISTENT: tl.constexpr, KEEPS: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WHOLE_PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries: their gradient, that of their rows of R, and their part of those of span and bias.
 
-    For the next kernels it also stores <out, dout> of every query, queries with their bias in the layout
-    of OUT, and with `KEEPS` the weights of the values, in a table W like R.
+    For the next kernels it also stores <out, dout> of every query, and queries with their bias in the layout
+    of OUT.
     """
     b = tl.program_id(1) % B
     h = H - 1 - tl.program_id(1) // B
@@ -454,15 +441,12 @@ def query_gradient_kernel(
     oldest = t0 - FIRST - widest + 1
     if HAS_FILLED:
         oldest = tl.maximum(oldest, -filled)
-    r_base, dr_base, w_base, r_row, step = R, DR, W, t, 8
+    r_base, dr_base, r_row, step = R, DR, t, 8
     if HAS_POSITIONS:
         begin, step = _table_begin(table, b, t0, T)
         r_base, dr_base, r_row = R + begin, DR + begin, _table_rows(step, BM)
         first = tl.where(oldest < 0, -tl.cdiv(-oldest, BN) * BN, oldest // 8 * 8)
         _clear_before(dr_base - (step - 8 - t0), step, first, t0, T, BM, BN)
-        if KEEPS:
-            w_base = W + begin
-            _clear_before(w_base - (step - 8 - t0), step, first, t0, T, BM, BN)
     dq = tl.zeros([BM, BK], tl.float32)
     dspan = tl.zeros([BM], tl.float32)
 
@@ -484,10 +468,9 @@ def query_gradient_kernel(
             if part < 2 or from_block:
                 dq, dspan = _query_gradient_tiles(
                     n0, n1, dq, dspan, q, dout, lse, inner, t0, t, row_key, k_base, v_base, k_row, v_row,
-                    r_base, dr_base, w_base, r_row, step, window, reach, filled, edge,
-                    T, slope, scale, threshold, keep_scale,
-                    FIRST, WIDTH, BK, BM, BN, part == 1,
-                    HAS_POSITIONS, HAS_SPANS, RENORMALISE, HAS_FILLED, HAS_DROPOUT, KEEPS, PRECISION,
+                    r_base, dr_base, r_row, step, window, reach, filled, edge,
+                    T, slope, scale, threshold, keep_scale, FIRST, WIDTH, BK, BM, BN, part == 1,
+                    HAS_POSITIONS, HAS_SPANS, RENORMALISE, HAS_FILLED, HAS_DROPOUT, PRECISION,
                 )  # fmt: skip
 
     if HAS_PERSISTENT:
@@ -529,7 +512,7 @@ def _key_gradient_tiles(
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
     DYNAMIC: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """With weights and gradients of the scores computed again."""
+    """Add the gradients from the queries from `start` to `stop`."""
     for t0 in range(start, stop, BM):
         t0 = tl.multiple_of(t0, 8)
         t = t0 + tl.arange(0, BM)
@@ -569,36 +552,13 @@ def _key_gradient_tiles(
 
 
 @triton.jit
-def _kept_key_gradient_tiles(
-    start, stop, dk, dv, n0, q_base, dout_base, q_t, o_t, w_base, dr_base, step, T,
-    WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """With both read from the tables."""
-    for t0 in range(start, stop, BM):
-        t0 = tl.multiple_of(t0, 8)
-        t = t0 + tl.arange(0, BM)
-        q = _rows(q_base, t, q_t, t < T, WIDTH, BK, False)
-        dout = _rows(dout_base, t, o_t, t < T, WIDTH, BK, False)
-        here = _in_rows(n0 - t0, step, BM, BN) & (t < T)[:, None]
-        rows = tl.cast(t0, tl.int64) * step + (n0 - t0)
-        at = _table_rows(step, BM)[:, None] + tl.arange(0, BN)[None, :]
-        w = tl.load((w_base + rows) + at, mask=here, other=0.0)
-        ds = tl.load((dr_base + rows) + at, mask=here, other=0.0)
-        dv += tl.dot(tl.trans(w), dout, input_precision=PRECISION)
-        dk += tl.dot(tl.trans(ds), q, input_precision=PRECISION)
-    return dk, dv
-
-
-@triton.jit
 def key_gradient_kernel(
-    Q, K, V, PAST, R, W, DR, DOUT, LSE, INNER, HEADS, SPANS, SPAN_ENDS, FILLED, SEED,
-    DK, DV, DPAST,
+    Q, K, V, PAST, R, DOUT, LSE, INNER, HEADS, SPANS, SPAN_ENDS, FILLED, SEED, DK, DV, DPAST,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
     B, H, T, ramp, slope, scale, threshold, keep_scale,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
-    DYNAMIC: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, KEEPS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    DYNAMIC: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A tile of keys, of the block or of the past: the gradients of keys and values."""
     b = tl.program_id(1) % B
@@ -637,33 +597,26 @@ def key_gradient_kernel(
         if HAS_POSITIONS:
             begin, step = _table_begin(table, b, 0, T)
             r_base = R + begin
-        if KEEPS:
-            dk, dv = _kept_key_gradient_tiles(
-                start, stop, dk, dv, n0, q_base, dout_base, q_t, o_t, W + begin, DR + begin, step, T,
-                WIDTH, BK, BM, BN, PRECISION,
+        filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else reach
+        seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
+        k = _rows(k_base, j, k_row, there, WIDTH, BK, False)
+        v = _rows(v_base, j, v_row, there, WIDTH, BK, False)
+        whole = (n0 >= -tl.minimum(reach, filled)) & (n0 + BN <= T)
+        last = tl.where(whole, tl.minimum(n0 + far + 1, stop), 0)
+        inside, beyond = _inner_tiles(start, n0 + BN - 1 + FIRST, last, BM)
+        for part in tl.static_range(3):
+            if part == 0:
+                t0, t1 = start, tl.minimum(inside, stop)
+            elif part == 1:
+                t0, t1 = inside, beyond
+            else:
+                t0, t1 = beyond, stop
+            dk, dv = _key_gradient_tiles(
+                t0, t1, dk, dv, k, v, j, q_base, dout_base, q_t, o_t,
+                (b * H + h) * T, LSE, INNER, seed, r_base, step, HEADS, SPANS, h, window, filled, edge,
+                T, ramp, slope, scale, threshold, keep_scale, FIRST, WIDTH, BK, BM, part == 1,
+                HAS_POSITIONS, HAS_SPANS, RENORMALISE, FOLLOWS, DYNAMIC, HAS_FILLED, HAS_DROPOUT, PRECISION,
             )  # fmt: skip
-        else:
-            filled = tl.load(FILLED + b).to(tl.int32) if HAS_FILLED else reach
-            seed = tl.load(SEED).to(tl.uint32) if HAS_DROPOUT else tl.full([], 0, tl.uint32)
-            k = _rows(k_base, j, k_row, there, WIDTH, BK, False)
-            v = _rows(v_base, j, v_row, there, WIDTH, BK, False)
-            whole = (n0 >= -tl.minimum(reach, filled)) & (n0 + BN <= T)
-            last = tl.where(whole, tl.minimum(n0 + far + 1, stop), 0)
-            inside, beyond = _inner_tiles(start, n0 + BN - 1 + FIRST, last, BM)
-            for part in tl.static_range(3):
-                if part == 0:
-                    t0, t1 = start, tl.minimum(inside, stop)
-                elif part == 1:
-                    t0, t1 = inside, beyond
-                else:
-                    t0, t1 = beyond, stop
-                dk, dv = _key_gradient_tiles(
-                    t0, t1, dk, dv, k, v, j, q_base, dout_base, q_t, o_t,
-                    (b * H + h) * T, LSE, INNER, seed, r_base, step, HEADS, SPANS, h, window, filled, edge,
-                    T, ramp, slope, scale, threshold, keep_scale, FIRST, WIDTH, BK, BM, part == 1,
-                    HAS_POSITIONS, HAS_SPANS, RENORMALISE, FOLLOWS, DYNAMIC, HAS_FILLED, HAS_DROPOUT,
-                    PRECISION,
-                )  # fmt: skip
 
         if HAS_DROPOUT:
             dv *= keep_scale
