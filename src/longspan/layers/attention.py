@@ -26,6 +26,7 @@ from longspan.layers.head_groups import HeadGroups
 from longspan.layers.post_norm import kernels_for
 from longspan.layers.projections import OrderedWeights
 from longspan.layers.recording import keep
+from longspan.layers.residual_stream import Blend
 from longspan.layers.select_heads import indices_of, inverse, select_heads
 from longspan.state import State
 
@@ -75,9 +76,14 @@ class Attention(AttentionHeads):
         self._gates, self._gate = torch.compile(self._gates), torch.compile(self._gate)
 
     @torch.compiler.disable(reason="windows change while spans are learned: every change would compile again")
-    def forward(self, h_BTD: Tensor, state: State, value_BTD: Tensor | None = None) -> tuple[Tensor, State]:
-        """`value_BTD` are embeddings of the tokens, added to the values with a gate of every head."""
-        x_BTD, x_BTC = self._normed(h_BTD)
+    def forward(
+        self, h_BTD: Tensor, state: State, value_BTD: Tensor | None = None, blend: Blend | None = None
+    ) -> tuple[Tensor, State]:
+        """`value_BTD` are embeddings of the tokens, added to the values with a gate of every head.
+
+        With `blend` the block reads this in place of h.
+        """
+        h_BTD, x_BTD, x_BTC = self._normed(h_BTD, blend)
         block, num_queries = h_BTD.shape[1], h_BTD.shape[0] * h_BTD.shape[1]
         heads = self._head_groups(block, h_BTD)
         weights = None  # for a small batch it is faster to order activations than weights

@@ -24,6 +24,7 @@ from longspan.layers.positions import Positions
 from longspan.layers.post_norm import normed_sum
 from longspan.layers.projections import OrderedWeights, ordered_weights, product_dtype
 from longspan.layers.qk_norm import QueryKeyNorm
+from longspan.layers.residual_stream import Blend
 from longspan.layers.select_heads import indices_of, inverse, select_heads
 from longspan.layers.span import Span
 from longspan.state import State
@@ -169,14 +170,15 @@ class AttentionHeads(Block):
         first_B = state.tensor("read") + first if first else state.tensor("read")
         return qk_norm_rope(rows_BTRK, len(heads), gain_H=gain_H, first_B=first_B, rope=rope, mix=mix)
 
-    def _normed(self, h_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """x, in the precision in which it is multiplied and remembered, and its channels for gates.
+    def _normed(self, h_BTD: Tensor, blend: Blend | None) -> tuple[Tensor, Tensor, Tensor]:
+        """h, blended; x, in the precision in which it is multiplied and remembered; its channels for gates.
 
-        Both from one compiled function: the gradient of the few channels is then added in the same pass.
+        All from one compiled function: their gradients are then added in the same pass.
         """
+        h_BTD = h_BTD if blend is None else blend.of(h_BTD)
         x_BTD: Tensor = self.norm(h_BTD) if self.norm_first else h_BTD
         x_BTD = x_BTD.to(product_dtype(x_BTD))
-        return x_BTD, x_BTD[..., :GATE_INPUTS]
+        return h_BTD, x_BTD, x_BTD[..., :GATE_INPUTS]
 
     def _add_residual(self, h_BTD: Tensor, out_BTD: Tensor) -> Tensor:
         if self.norm_first:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,15 +49,21 @@ class ResidualStream(nn.Module):
         return Pass(self)
 
     def compile_parts(self) -> None:
-        """Every layer runs the same compiled code."""
-        self._scaled = torch.compile(self._scaled)  # type: ignore[method-assign]
         self._normed = torch.compile(self._normed)  # type: ignore[method-assign]
 
     def _normed(self, h_BTD: Tensor) -> Tensor:
         return F.rms_norm(h_BTD, h_BTD.shape[-1:], eps=EPSILON).to(product_dtype(h_BTD))
 
-    def _scaled(self, x_BTD: Tensor, a: Tensor, b: Tensor, x0_BTD: Tensor) -> Tensor:
-        return a.to(x_BTD.dtype) * x_BTD + b.to(x_BTD.dtype) * x0_BTD
+
+class Blend(NamedTuple):
+    """a x + b x_0: what a layer reads in place of x."""
+
+    a: Tensor
+    b: Tensor
+    x0_BTD: Tensor
+
+    def of(self, x_BTD: Tensor) -> Tensor:
+        return self.a.to(x_BTD.dtype) * x_BTD + self.b.to(x_BTD.dtype) * self.x0_BTD
 
 
 class Pass:
@@ -67,12 +74,12 @@ class Pass:
         self._kept: dict[str, Tensor] = {}
         self._weights = list(zip(stream.scale_L.unbind(), stream.embedding_L.unbind(), strict=True))
 
-    def before(self, block: int, x_BTD: Tensor) -> Tensor:
-        """The input of this block."""
+    def before(self, block: int, x_BTD: Tensor) -> tuple[Tensor, Blend | None]:
+        """The input of this block, and what it has to blend it with."""
         stream, kept = self._stream, self._kept
         layer = stream._layer_of.get(block)
         if layer is None:
-            return x_BTD
+            return x_BTD, None
         if layer == 0:
             kept["first"] = x_BTD = stream._normed(x_BTD)
         if layer == stream._skip_from + 1 and stream.skip is not None:
@@ -80,14 +87,15 @@ class Pass:
         if layer == stream._backout_from + 1 and stream.backout is not None:
             kept["backout"] = x_BTD
         x0_BTD = kept["first"]
-        x_BTD = stream._scaled(x_BTD, *self._weights[layer], x0_BTD)
+        blend = Blend(*self._weights[layer], x0_BTD)
         if layer == stream._skip_to and "skip" in kept:
             assert stream.skip is not None
             assert stream.skip_gate_C is not None
             gate_C = stream.skip_gate_C.to(x_BTD.dtype)
             gate_BT1 = (x0_BTD[..., : len(gate_C)] * gate_C).sum(-1, keepdim=True).sigmoid()
-            x_BTD = x_BTD + (2 * stream.skip.sigmoid()).to(x_BTD.dtype) * gate_BT1 * kept["skip"]
-        return x_BTD
+            skipped_BTD = (2 * stream.skip.sigmoid()).to(x_BTD.dtype) * gate_BT1 * kept["skip"]
+            return blend.of(x_BTD) + skipped_BTD, None
+        return x_BTD, blend
 
     def end(self, x_BTD: Tensor) -> Tensor:
         """The stream after the last block."""

@@ -94,9 +94,11 @@ class Stack(LanguageModel):
         after: dict[str, State | Tensor] = {}
         around = self.around_block if self.training and torch.is_grad_enabled() else None
         for number, (name, block) in enumerate(self.blocks.named_children()):
+            more: tuple[Any, ...] = values.get(name, ())
             if stream is not None:
-                h_BTD = stream.before(number, h_BTD)
-            inputs = (h_BTD, states.branch(name), *values.get(name, ()))
+                h_BTD, blend = stream.before(number, h_BTD)
+                more = more if blend is None else (*(more or (None,)), blend)
+            inputs = (h_BTD, states.branch(name), *more)
             result = block(*inputs) if around is None else around(block, *inputs)
             h_BTD, after[name] = checked(result, block, name, h_BTD)
         return h_BTD if stream is None else stream.end(h_BTD), State(after)
@@ -178,7 +180,8 @@ class _StackStep(RowStep):
         names = (name for name, _ in self._stack.blocks.named_children())
         for number, (name, through) in enumerate(zip(names, self._steps, strict=True)):
             if stream is not None:
-                h_1BD = stream.before(number, h_1BD)
+                h_1BD, blend = stream.before(number, h_1BD)
+                h_1BD = h_1BD if blend is None else blend.of(h_1BD)
             h_1BD = through(h_1BD, *values.get(name, ()))
         h_1BD = h_1BD if stream is None else stream.end(h_1BD)
         norm = self._stack.final_norm
