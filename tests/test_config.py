@@ -317,7 +317,7 @@ def test_every_option_is_documented_once() -> None:
 @pytest.mark.parametrize(
     ("section", "old", "new", "value"),
     [
-        ("training", "passage_length", "segment_length", 1024),
+        ("training", "passage_length", "segment_length", 8192),
         ("training", "rehearsal", "compile_warmup", 3),
         ("model", "query_key_norm", "qk_norm", False),
         ("model", "rotary_base", "rope_base", 500.0),

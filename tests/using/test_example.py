@@ -23,6 +23,6 @@ def test_train_from_python(tmp_path: Path) -> None:
     assert len(losses) == 2
     assert losses[1] < losses[0] - 0.5  # it learns
     assert len(re.findall(r"(\d\.\d+) bits per byte on the", done.stdout)) == 2
-    assert len(re.findall(r"after 20,000 tokens, seed \d: '.+'", done.stdout)) == 2
+    assert len(re.findall(r"after 20,000 tokens, seed \d: ['\"].+['\"]", done.stdout)) == 2
     assert "layer 1: spans of " in done.stdout
     assert (tmp_path / "run" / "checkpoints" / "best.safetensors").is_file()
