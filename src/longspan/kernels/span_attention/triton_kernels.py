@@ -299,7 +299,8 @@ def forward_kernel(
                 )  # fmt: skip
 
     if HAS_PERSISTENT:
-        # As keys that all queries see, of a text that ends at the last of them.
+        # As keys that all queries see, of a text that ends at the last of them. Dropout hashes a row's key
+        # xor a position: the bit of PERSISTENT_BEGIN may be set in either.
         own = h * P * WIDTH
         top, z, y, acc = _forward_tiles(
             0, P, top, z, y, acc, q, tl.zeros_like(t) + (P - 1), row_key ^ PERSISTENT_BEGIN,
