@@ -7,7 +7,7 @@ import torch
 
 from longspan import generation
 from longspan.generation import Decoder
-from longspan.kernels import gemv, linear, span_attention
+from longspan.kernels import linear, span_attention
 from longspan.kernels.linear import GEMV_ROWS
 from longspan.kernels.span_attention import AttentionContext, decode_cpu, decode_gpu, gpu
 from longspan.layers import block
@@ -97,7 +97,7 @@ def check_step_of_a_gpu(
     )
     monkeypatch.setattr(decode_gpu, "PART", part)
     monkeypatch.setattr(span_attention, "_gpu_backend", lambda *_: gpu)
-    monkeypatch.setattr(linear, "_kernels", lambda _: gemv)
+    monkeypatch.setattr(linear, "use_triton", lambda _: True)
     off_a_cpu(monkeypatch)
     before, decoder = copies(state), Decoder(model, state)
     for tokens_B1, expected_BV in zip(tokens, expected, strict=True):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from longspan.generation import sample
-from longspan.kernels import gemv, linear, span_attention
+from longspan.kernels import linear, span_attention
 from longspan.kernels.span_attention import decode_cpu, decode_gpu, gpu
 from longspan.models import LanguageModel, Stack
 from longspan.serving.request import Sampling
@@ -72,7 +72,7 @@ def test_a_ring_of_a_gpu_goes_on_with_another_text(variant: str, monkeypatch: py
         expected.append(log_probs_BTV[0, 0])
     monkeypatch.setattr(decode_gpu, "PART", 16)
     monkeypatch.setattr(span_attention, "_gpu_backend", lambda *_: gpu)
-    monkeypatch.setattr(linear, "_kernels", lambda _: gemv)
+    monkeypatch.setattr(linear, "use_triton", lambda _: True)
     decoder = RowDecoder(model, begun(model, 2))
     for tokens_B1 in tokens_TB1[:2]:
         decoder.read(tokens_B1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -64,9 +63,10 @@ class FixedProduct:
             always_1NE: Tensor = self._always(x_1ND, self._weight_ED, self._bias_E)
             return always_1NE if onto is None else onto + always_1NE
         is_gemv = x_1ND.shape[1] <= GEMV_ROWS
-        if is_gemv and (kernels := _kernels(x_1ND)) is not None:
-            out_1NE: Tensor = kernels.product(x_1ND, self._weight_ED, self._bias_E, onto)
-            return out_1NE
+        if is_gemv and use_triton(x_1ND):
+            from longspan.kernels import gemv
+
+            return gemv.product(x_1ND, self._weight_ED, self._bias_E, onto)
         in_parts = is_gemv and x_1ND.device.type == "cpu"
         out_1NE = self._in_parts(x_1ND) if in_parts else linear(x_1ND, self._weight_ED, self._bias_E)
         return out_1NE if onto is None else onto + out_1NE
@@ -78,14 +78,6 @@ class FixedProduct:
         else:
             out_CEN = torch.baddbmm(self._bias_CE1, self._weight_CED, x_CDN)
         return out_CEN.view(1, -1, x_1ND.shape[1]).mT
-
-
-def _kernels(x: Tensor) -> ModuleType | None:
-    if not use_triton(x):
-        return None
-    from longspan.kernels import gemv
-
-    return gemv
 
 
 def _on_cpu(x: Tensor) -> bool:

@@ -23,16 +23,13 @@ def qk_norm_rope(
     queries = rows_BTRK.shape[2] - 2 * heads
     rows_BTRK = _mixed(rows_BTRK, queries, heads, mix)
     out_BTRK = rows_BTRK.clone()
-    for b in range(rows_BTRK.shape[0]):
-        for t in range(rows_BTRK.shape[1]):
-            for r in range(queries + heads):
-                row = rows_BTRK[b, t, r].tolist()
-                if gain_H is not None:
-                    gain = gain_H[r].item() if r < queries else 1.0
-                    row = _normed(row, gain)
-                if first_B is not None:
-                    row = _rotated(row, int(first_B[b]) + t, rope)
-                out_BTRK[b, t, r] = torch.tensor(row)
+    for b, t, r in itertools.product(*map(range, (*rows_BTRK.shape[:2], queries + heads))):
+        row = rows_BTRK[b, t, r].tolist()
+        if gain_H is not None:
+            row = _normed(row, gain_H[r].item() if r < queries else 1.0)
+        if first_B is not None:
+            row = _rotated(row, int(first_B[b]) + t, rope)
+        out_BTRK[b, t, r] = torch.tensor(row)
     kv_BTXK = out_BTRK[:, :, queries:]
     return QKV(out_BTRK[:, :, :queries], kv_BTXK[:, :, :heads], kv_BTXK[:, :, heads:], kv_BTXK)
 

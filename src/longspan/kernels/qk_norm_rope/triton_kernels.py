@@ -221,22 +221,17 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     v_at = VALUES + b * k_b + long_t * k_t + e[None, :]
     key_row = H if HAS_QUERIES else 0
     for h in range(tl.program_id(2), H, tl.num_programs(2)):
-        if HAS_QUERIES:
-            left, right = _halves(row_at + h * r_h, in_left, in_right, E)
+        for keys in tl.static_range(1 - HAS_QUERIES, 2):  # queries, then keys
+            x_at = row_at + (keys * key_row + h) * r_h
+            left, right = _key(x_at, r_t, BEFORE, b * H + h, t, e, in_left, in_right, E, keys * STILL)
             if NORMED:
-                r = _one_over_rms(left, right, WIDTH, EPSILON) * tl.load(GAIN + h).to(tl.float32)
+                r = _one_over_rms(left, right, WIDTH, EPSILON)
+                if not keys:
+                    r *= tl.load(GAIN + h).to(tl.float32)
                 left, right = left * r, right * r
             if ROTATED:
                 left, right = left * cos - right * sin, left * sin + right * cos
-            _write(q_at + h * q_h, left, right, in_left, in_right, E)
-        k_from = row_at + (key_row + h) * r_h
-        left, right = _key(k_from, r_t, BEFORE, b * H + h, t, e, in_left, in_right, E, STILL)
-        if NORMED:
-            r = _one_over_rms(left, right, WIDTH, EPSILON)
-            left, right = left * r, right * r
-        if ROTATED:
-            left, right = left * cos - right * sin, left * sin + right * cos
-        _write(k_at + h * k_h, left, right, in_left, in_right, E)
+            _write(k_at + h * k_h if keys else q_at + h * q_h, left, right, in_left, in_right, E)
         left, right = _halves(row_at + (key_row + H + h) * r_h, in_left, in_right, E)
         if HAS_VALUE:
             place = (b * T + long_t) * H + h
@@ -266,36 +261,30 @@ def gradient_kernel(  # type: ignore[no-untyped-def]
     programs = tl.num_programs(0) * tl.num_programs(1)
     key_row = H if HAS_QUERIES else 0
     for h in range(tl.program_id(2), H, tl.num_programs(2)):
-        if HAS_QUERIES:
-            left, right = _halves(dq_at + h * q_h, in_left, in_right, E)
+        for keys in tl.static_range(1 - HAS_QUERIES, 2):  # queries, then keys
+            left, right = _halves(dk_at + h * k_h if keys else dq_at + h * q_h, in_left, in_right, E)
             if ROTATED:
                 left, right = left * cos + right * sin, right * cos - left * sin
             if NORMED:
-                x_left, x_right = _halves(row_at + h * r_h, in_left, in_right, E)
-                gain = tl.load(GAIN + h).to(tl.float32)
+                x_at = row_at + (keys * key_row + h) * r_h
+                x_left, x_right = _key(x_at, r_t, BEFORE, b * H + h, t, e, in_left, in_right, E, keys * STILL)
                 r = _one_over_rms(x_left, x_right, WIDTH, EPSILON)
                 left, right, inner = _before_norm(x_left, x_right, left, right, r, WIDTH)
-                left, right = left * gain, right * gain
-                tl.store(dgain_at + h * programs, tl.sum(inner, 0))
-            _write(drow_at + h * d_h, left, right, in_left, in_right, E)
-        left, right = _halves(dk_at + h * k_h, in_left, in_right, E)
-        if ROTATED:
-            left, right = left * cos + right * sin, right * cos - left * sin
-        if NORMED:
-            k_from = row_at + (key_row + h) * r_h
-            x_left, x_right = _key(k_from, r_t, BEFORE, b * H + h, t, e, in_left, in_right, E, STILL)
-            r = _one_over_rms(x_left, x_right, WIDTH, EPSILON)
-            left, right, _ = _before_norm(x_left, x_right, left, right, r, WIDTH)
-        dk_to = drow_at + (key_row + h) * d_h
-        if STILL == 0:
-            _write(dk_to, left, right, in_left, in_right, E)
-        else:
-            still, first, at = _still(DBEFORE, b * H + h, t, e, E, STILL)
-            to = dk_to - tl.where(still, d_t, 0)
-            _write(to, left, right, in_left & ~first, in_right & ~first, E)
-            _write(at, left, right, in_left & first, in_right & first, STILL)
-            last = still & (t == T - 1)[:, None]  # these pairs of the last position belong to the next block
-            _write(dk_to, left * 0, right * 0, in_left & last, in_right & last, E)
+                if not keys:
+                    gain = tl.load(GAIN + h).to(tl.float32)
+                    left, right = left * gain, right * gain
+                    tl.store(dgain_at + h * programs, tl.sum(inner, 0))
+            dx_at = drow_at + (keys * key_row + h) * d_h
+            if keys * STILL == 0:
+                _write(dx_at, left, right, in_left, in_right, E)
+            else:
+                still, first, at = _still(DBEFORE, b * H + h, t, e, E, STILL)
+                to = dx_at - tl.where(still, d_t, 0)
+                _write(to, left, right, in_left & ~first, in_right & ~first, E)
+                _write(at, left, right, in_left & first, in_right & first, STILL)
+                # These pairs of the last position belong to the next block.
+                last = still & (t == T - 1)[:, None]
+                _write(dx_at, left * 0, right * 0, in_left & last, in_right & last, E)
         left, right = _halves(dv_at + h * v_h, in_left, in_right, E)
         _write(drow_at + (key_row + H + h) * d_h, left, right, in_left, in_right, E)
         if HAS_VALUE:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from longspan.kernels.compiler import can_compile, compiled
+from longspan.kernels.layout import contiguous_rows
 from longspan.kernels.span_attention.context import AttentionContext, soft_mask
 
 __all__ = ["can_compile", "is_compiled", "span_attention", "supports"]
@@ -147,7 +148,7 @@ def _check(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: AttentionCon
 class _SpanAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, settings: _Settings, *given: Tensor | None) -> Tensor:
-        inputs: list[Any] = [None if x is None else _contiguous_rows(x) for x in given]
+        inputs: list[Any] = [None if x is None else contiguous_rows(x) for x in given]
         q_BHTK = inputs[0]
         batch, heads, block, width = q_BHTK.shape
         out_BTHK: Tensor = q_BHTK.new_empty(batch, block, heads, width)
@@ -166,12 +167,12 @@ class _SpanAttention(torch.autograd.Function):
         *inputs, totals, weights = ctx.saved_tensors
         q_BHTK, _, _, mask_HL, spans_BHT, p_LK, *past = inputs
         batch, heads, block, width = q_BHTK.shape
-        dout_BTHK = _contiguous_rows(dout_BTHK)
+        dout_BTHK = contiguous_rows(dout_BTHK)
         # In one tensor, as the projection produced q, k and v.
         dq, dk, dv = q_BHTK.new_empty(batch, block, 3 * heads, width).split(heads, dim=2)
         shared = mask_HL, spans_BHT, p_LK
         dmask_HL, dspans_BHT, dp_LK = (None if x is None else torch.empty_like(x) for x in shared)
-        dpast = [_contiguous_rows(torch.empty_like(kv_BMXK)) for kv_BMXK in past]
+        dpast = [contiguous_rows(torch.empty_like(kv_BMXK)) for kv_BMXK in past]
         task_dmask = q_BHTK.new_empty(batch * ctx.settings.columns)
         task_dkeys = None if p_LK is None else q_BHTK.new_empty(batch * ctx.settings.columns, width)
         call = _call(ctx.settings, *inputs, dpast=dpast)
@@ -217,10 +218,6 @@ def _heads(windows: Sequence[int], past: Sequence[Tensor], dpast: Sequence[Tenso
 
 def _columns(window: int) -> int:
     return -(-window // LANES) * LANES
-
-
-def _contiguous_rows(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _rows(x: Tensor, *, row: int, head: int | None = None) -> _Rows:

@@ -165,7 +165,7 @@ class _SpanAttention(torch.autograd.Function):
             out_BHTK, lse_BHT, layout.heads, spans, filled_B, seed,
             *strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK),
             batch, heads, block, num_persistent, **_numbers(width, options), **constants,
-            HAS_PERSISTENT=num_persistent > 0, WHOLE_PERSISTENT=_whole_tiles(num_persistent, tile),
+            HAS_PERSISTENT=num_persistent > 0, WHOLE_PERSISTENT=num_persistent % tile["BN"] == 0,
             HAS_BIAS=content_bias_HK is not None, FIRST=options.first_distance, **tile,
         )  # fmt: skip
         ctx.save_for_backward(
@@ -207,7 +207,7 @@ class _SpanAttention(torch.autograd.Function):
             dq_BHTK, dtable, dspans, dbiases, content_q_BHTK,
             *strides(q_BHTK, k_BHTK, v_BHTK, out_BHTK, dout_BHTK, dq_BHTK),
             batch, heads, block, num_persistent, **numbers, **constants, **tile,
-            HAS_PERSISTENT=num_persistent > 0, WHOLE_PERSISTENT=_whole_tiles(num_persistent, tile),
+            HAS_PERSISTENT=num_persistent > 0, WHOLE_PERSISTENT=num_persistent % tile["BN"] == 0,
             HAS_BIAS=dbiases is not None, FIRST=options.first_distance,
         )  # fmt: skip
         tile = _tiles("keys", q_BHTK)
@@ -311,11 +311,6 @@ def _constants(
         "HAS_DROPOUT": options.dropout > 0,
         "PRECISION": "ieee" if q_BHTK.dtype == torch.float32 else "tf32",
     }
-
-
-def _whole_tiles(num_persistent: int, tile: dict[str, int]) -> bool:
-    """Whether the persistent vectors fill their tiles."""
-    return num_persistent > 0 and num_persistent % tile["BN"] == 0
 
 
 def _tiles(kernel: str, q_BHTK: Tensor) -> dict[str, int]:

@@ -75,8 +75,9 @@ def distance_gradients(
     sums = asked_BHTK.new_empty(CLASSES * sizes.columns, width, dtype=torch.float32)
     tile = _tile("keys", asked_BHTK)
     _key_kernel[(triton.cdiv(sizes.most, tile["BN"]) * CLASSES, num_heads)](
-        dnumbers, asked_BHTK, sums, heads, *asked_BHTK.stride()[:3], **_without_keys(common), **tile
-    )
+        dnumbers, asked_BHTK, sums, heads, *asked_BHTK.stride()[:3], **tile,
+        **{name: common[name] for name in ("batch", "T", "WIDTH", "BK", "PRECISION")},
+    )  # fmt: skip
     dposition_keys = torch.empty_like(position_keys, dtype=dtype)
     shared = position_keys.dim() == 2
     _sum_kernel[(triton.cdiv(position_keys.shape[-2], DISTANCES), 1 if shared else num_heads)](
@@ -110,10 +111,6 @@ def _common(asked_BHTK: Tensor, position_keys: Tensor, first_distance: int) -> d
     }
 
 
-def _without_keys(common: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in common.items() if name not in ("length", "keys_of_head", "FIRST")}
-
-
 @triton.jit
 def _columns_of(HEADS, h):
     """Where a head's table begins, and its columns."""
@@ -122,11 +119,12 @@ def _columns_of(HEADS, h):
 
 
 @triton.jit
-def _queries(n, of_class, T):
-    """Of the queries n of a class, in all texts: their rows of the table, texts and places in them."""
+def _queries(n, of_class, batch, T):
+    """Of the queries n of a class, in all texts: rows of the table, texts, places in them, which exist."""
     row = n * _CLASSES + of_class
     rows = tl.cdiv(T, _CLASSES) * _CLASSES
-    return row, row // rows, row % rows
+    b, t = row // rows, row % rows
+    return row, b, t, (b < batch) & (t < T)
 
 
 @triton.jit
@@ -152,8 +150,8 @@ def _table_kernel(
     of_class = tl.program_id(0) % _CLASSES
     h = tl.num_programs(1) - 1 - tl.program_id(1)  # the longest windows come last in HEADS and start first
     begin, columns = _columns_of(HEADS, h)
-    row, b, t = _queries(tl.program_id(0) // _CLASSES * BM + tl.arange(0, BM), of_class, T)
-    there = (b < batch) & (t < T)
+    n = tl.program_id(0) // _CLASSES * BM + tl.arange(0, BM)
+    row, b, t, there = _queries(n, of_class, batch, T)
     inside = there[:, None] & (tl.arange(0, BK) < WIDTH)[None, :]
     q = tl.load(_rows_at(Q + h * q_h, b, t, q_b, q_t, BK), mask=inside, other=0.0)
     own = R + begin + row.to(tl.int64)[:, None] * columns
@@ -173,8 +171,8 @@ def _query_kernel(
     of_class = tl.program_id(0) % _CLASSES
     h = tl.num_programs(1) - 1 - tl.program_id(1)
     begin, columns = _columns_of(HEADS, h)
-    row, b, t = _queries(tl.program_id(0) // _CLASSES * BM + tl.arange(0, BM), of_class, T)
-    there = (b < batch) & (t < T)
+    n = tl.program_id(0) // _CLASSES * BM + tl.arange(0, BM)
+    row, b, t, there = _queries(n, of_class, batch, T)
     own = DR + begin + row.to(tl.int64)[:, None] * columns
     dq = tl.zeros([BM, BK], tl.float32)
     for c0 in range(0, columns, BN):
@@ -208,8 +206,7 @@ def _key_kernel(
         rows = batch * (tl.cdiv(T, _CLASSES) * _CLASSES)
         sums = tl.zeros([BN, BK], tl.float32)
         for n0 in range(0, rows // _CLASSES, BM):
-            row, b, t = _queries(n0 + tl.arange(0, BM), of_class, T)
-            there = (b < batch) & (t < T)
+            row, b, t, there = _queries(n0 + tl.arange(0, BM), of_class, batch, T)
             at = DR + begin + row.to(tl.int64)[:, None] * columns + column[None, :]
             dr = tl.load(at, mask=there[:, None] & (column < columns)[None, :], other=0.0)
             inside = there[:, None] & (kk < WIDTH)[None, :]

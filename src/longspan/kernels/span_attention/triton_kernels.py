@@ -163,14 +163,20 @@ def _distances(
 
 
 @triton.jit
-def _inner_tiles(origin, first, last, STEP: tl.constexpr):
-    """Begin and end of the tiles, counted from `origin` in steps, that lie within [first, last).
+def _tiles_of(part: tl.constexpr, start, stop, first, last, STEP: tl.constexpr):
+    """Begin and end of the tiles before [first, last), of those within it, and of those after.
 
-    If there are none, both are beyond all tiles.
+    If there are none within it, all are before.
     """
-    begin = origin + tl.cdiv(tl.maximum(first - origin, 0), STEP) * STEP
-    end = origin + (tl.maximum(last - origin, 0) // STEP) * STEP
-    return tl.where(begin < end, begin, BEYOND), tl.where(begin < end, end, BEYOND)
+    begin = start + tl.cdiv(tl.maximum(first - start, 0), STEP) * STEP
+    end = start + (tl.maximum(last - start, 0) // STEP) * STEP
+    inside, beyond = tl.where(begin < end, begin, BEYOND), tl.where(begin < end, end, BEYOND)
+    if part == 0:
+        return start, tl.minimum(inside, stop)
+    elif part == 1:
+        return inside, beyond
+    else:
+        return beyond, stop
 
 
 @triton.jit
@@ -199,7 +205,7 @@ def _forward_tiles(
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, HAS_FILLED: tl.constexpr,
     HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Continue the running sums over the keys from `start` to `stop`."""
+    """Continue the running sums over the keys from `start` to `stop`. Without `edge` their mask is 1."""
     for n0 in range(start, stop, BN):
         n0 = tl.multiple_of(n0, 8)
         j = n0 + tl.arange(0, BN)
@@ -223,7 +229,7 @@ def _forward_tiles(
         sum_e = tl.sum(e, 1)
         z = z * shrink + sum_e
         if HAS_SPANS:
-            if not INSIDE:
+            if not INSIDE and edge is not None:
                 e *= _clamped(_unclamped_mask(edge, t, j, slope))
                 sum_e = tl.sum(e, 1)
             y = y * shrink + sum_e
@@ -282,14 +288,8 @@ def forward_kernel(
         k_base, v_base, k_row, v_row, start, stop = _source(
             K, V, PAST, table, b, h, reach, k_b, k_h, k_t, v_b, v_h, v_t, oldest, end, from_block, WIDTH, BN
         )  # fmt: skip
-        inside, beyond = _inner_tiles(start, farthest, tl.minimum(t0 - FIRST + 1, stop), BN)
         for part in tl.static_range(3):
-            if part == 0:
-                n0, n1 = start, tl.minimum(inside, stop)
-            elif part == 1:
-                n0, n1 = inside, beyond
-            else:
-                n0, n1 = beyond, stop
+            n0, n1 = _tiles_of(part, start, stop, farthest, tl.minimum(t0 - FIRST + 1, stop), BN)
             if part < 2 or from_block:
                 top, z, y, acc = _forward_tiles(
                     n0, n1, top, z, y, acc, q, t, row_key, k_base, v_base, k_row, v_row, r_base, r_row,
@@ -299,24 +299,15 @@ def forward_kernel(
                 )  # fmt: skip
 
     if HAS_PERSISTENT:
-        for p0 in range(0, P, BN):
-            p = p0 + tl.arange(0, BN)
-            k = _rows(PERSISTENT_K, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_PERSISTENT)
-            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            if not WHOLE_PERSISTENT:
-                s = tl.where((p < P)[None, :], s, float("-inf"))
-            new_top = tl.maximum(top, tl.max(s, 1))
-            base = new_top * (scale * LOG2E)
-            shrink = tl.exp2(top * (scale * LOG2E) - base)
-            e = tl.exp2(s * (scale * LOG2E) - base[:, None])
-            sum_e = tl.sum(e, 1)
-            z = z * shrink + sum_e
-            y = y * shrink + sum_e
-            if HAS_DROPOUT:
-                e = tl.where(kept_places(row_key, p + PERSISTENT_BEGIN, threshold), e, 0.0)
-            v = _rows(PERSISTENT_V, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_PERSISTENT)
-            acc = acc * shrink[:, None] + tl.dot(e.to(v.dtype), v, input_precision=PRECISION)
-            top = new_top
+        # As keys that all queries see, of a text that ends at the last of them. Dropout hashes a row's key
+        # xor a position: the bit of PERSISTENT_BEGIN may be set in either.
+        own = h * P * WIDTH
+        top, z, y, acc = _forward_tiles(
+            0, P, top, z, y, acc, q, tl.zeros_like(t) + (P - 1), row_key ^ PERSISTENT_BEGIN,
+            PERSISTENT_K + own, PERSISTENT_V + own, WIDTH, WIDTH, R, t, P, 0, 0, None, P,
+            slope, scale, threshold, 0, WIDTH, BK, BN, WHOLE_PERSISTENT,
+            False, HAS_SPANS, False, HAS_DROPOUT, PRECISION,
+        )  # fmt: skip
 
     total = z
     if HAS_SPANS and RENORMALISE:
@@ -369,7 +360,7 @@ def _query_gradient_tiles(
         dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
         if HAS_DROPOUT:
             dw = tl.where(kept_places(row_key, j, threshold), dw * keep_scale, 0.0)
-        if HAS_SPANS and not INSIDE:
+        if HAS_SPANS and not INSIDE and edge is not None:
             unclamped = _unclamped_mask(edge, t, j, slope)
             dmask = share * (dw - inner[:, None]) if RENORMALISE else share * dw
             dspan += tl.sum(tl.where((unclamped >= 0.0) & (unclamped <= 1.0), dmask, 0.0), 1)
@@ -457,14 +448,8 @@ def query_gradient_kernel(
         k_base, v_base, k_row, v_row, start, stop = _source(
             K, V, PAST, table, b, h, reach, k_b, k_h, k_t, v_b, v_h, v_t, oldest, end, from_block, WIDTH, BN
         )  # fmt: skip
-        inside, beyond = _inner_tiles(start, farthest, tl.minimum(t0 - FIRST + 1, stop), BN)
         for part in tl.static_range(3):
-            if part == 0:
-                n0, n1 = start, tl.minimum(inside, stop)
-            elif part == 1:
-                n0, n1 = inside, beyond
-            else:
-                n0, n1 = beyond, stop
+            n0, n1 = _tiles_of(part, start, stop, farthest, tl.minimum(t0 - FIRST + 1, stop), BN)
             if part < 2 or from_block:
                 dq, dspan = _query_gradient_tiles(
                     n0, n1, dq, dspan, q, dout, lse, inner, t0, t, row_key, k_base, v_base, k_row, v_row,
@@ -474,19 +459,13 @@ def query_gradient_kernel(
                 )  # fmt: skip
 
     if HAS_PERSISTENT:
-        for p0 in range(0, P, BN):
-            p = p0 + tl.arange(0, BN)
-            k = _rows(PERSISTENT_K, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_PERSISTENT)
-            v = _rows(PERSISTENT_V, h * P + p, WIDTH, p < P, WIDTH, BK, WHOLE_PERSISTENT)
-            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            share = tl.exp2(s * (scale * LOG2E) - lse[:, None])
-            if not WHOLE_PERSISTENT:
-                share = tl.where((p < P)[None, :], share, 0.0)
-            dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
-            if HAS_DROPOUT:
-                dw = tl.where(kept_places(row_key, p + PERSISTENT_BEGIN, threshold), dw * keep_scale, 0.0)
-            ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
-            dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
+        own = h * P * WIDTH
+        dq, dspan = _query_gradient_tiles(
+            0, P, dq, dspan, q, dout, lse, inner, t0, tl.zeros_like(t) + (P - 1), row_key ^ PERSISTENT_BEGIN,
+            PERSISTENT_K + own, PERSISTENT_V + own, WIDTH, WIDTH, R, DR, t, 8, P, 0, 0, None, P,
+            slope, scale, threshold, keep_scale, 0, WIDTH, BK, BM, BN, WHOLE_PERSISTENT,
+            False, HAS_SPANS, RENORMALISE, False, HAS_DROPOUT, PRECISION,
+        )  # fmt: skip
 
     dq = (dq * scale).to(DQ.dtype.element_ty)
     _store_rows(DQ + b.to(tl.int64) * dq_b + h * dq_h, t, dq_t, t < T, dq, WIDTH, BK)
@@ -512,7 +491,7 @@ def _key_gradient_tiles(
     HAS_POSITIONS: tl.constexpr, HAS_SPANS: tl.constexpr, RENORMALISE: tl.constexpr, FOLLOWS: tl.constexpr,
     DYNAMIC: tl.constexpr, HAS_FILLED: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add the gradients from the queries from `start` to `stop`."""
+    """Add the gradients from the queries from `start` to `stop`: to keys that all see if `window` is None."""
     for t0 in range(start, stop, BM):
         t0 = tl.multiple_of(t0, 8)
         t = t0 + tl.arange(0, BM)
@@ -532,12 +511,12 @@ def _key_gradient_tiles(
             r = tl.load(r_at) if INSIDE else tl.load(r_at, mask=(t < T)[:, None], other=0.0)
             s += r.to(tl.float32)
         share = tl.exp2(s * (scale * LOG2E) - lse[:, None])
-        if not INSIDE:
+        if not INSIDE and own is not None:
             share = tl.where(_seen(t, j, own, filled, T, FIRST, HAS_FILLED), share, 0.0)
         dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
         w = share
         mask = 1.0
-        if HAS_SPANS and not INSIDE:
+        if HAS_SPANS and not INSIDE and end is not None:
             mask = _clamped(_unclamped_mask(end, t, j, slope))
             w = share * mask
         if HAS_DROPOUT:
@@ -603,14 +582,8 @@ def key_gradient_kernel(
         v = _rows(v_base, j, v_row, there, WIDTH, BK, False)
         whole = (n0 >= -tl.minimum(reach, filled)) & (n0 + BN <= T)
         last = tl.where(whole, tl.minimum(n0 + far + 1, stop), 0)
-        inside, beyond = _inner_tiles(start, n0 + BN - 1 + FIRST, last, BM)
         for part in tl.static_range(3):
-            if part == 0:
-                t0, t1 = start, tl.minimum(inside, stop)
-            elif part == 1:
-                t0, t1 = inside, beyond
-            else:
-                t0, t1 = beyond, stop
+            t0, t1 = _tiles_of(part, start, stop, n0 + BN - 1 + FIRST, last, BM)
             dk, dv = _key_gradient_tiles(
                 t0, t1, dk, dv, k, v, j, q_base, dout_base, q_t, o_t,
                 (b * H + h) * T, LSE, INNER, seed, r_base, step, HEADS, SPANS, h, window, filled, edge,
@@ -644,27 +617,14 @@ def persistent_gradient_kernel(
     dv = tl.zeros([BN, BK], tl.float32)
     for b in range(part * texts, tl.minimum((part + 1) * texts, B)):
         q_base = Q + tl.cast(b, tl.int64) * q_b + h * q_h
-        o_base = DOUT + tl.cast(b, tl.int64) * o_b + h * o_h
-        for t0 in range(0, T, BM):
-            t = t0 + tl.arange(0, BM)
-            row = (b * H + h) * T + t
-            row_key = mixed(row.to(tl.uint32) ^ seed)
-            q = _rows(q_base, t, q_t, t < T, WIDTH, BK, False)
-            dout = _rows(o_base, t, o_t, t < T, WIDTH, BK, False)
-            lse = tl.load(LSE + row, mask=t < T, other=0.0)
-            inner = tl.load(INNER + row, mask=t < T, other=0.0)
-            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            # Queries beyond the block are zeros and add nothing; rows beyond the last vector are not stored.
-            share = tl.exp2(s * (scale * LOG2E) - lse[:, None])
-            dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
-            w = share
-            if HAS_DROPOUT:
-                kept = kept_places(row_key, p + PERSISTENT_BEGIN, threshold)
-                dw = tl.where(kept, dw * keep_scale, 0.0)
-                w = tl.where(kept, w, 0.0)
-            ds = _score_gradient(share, dw, inner[:, None], 1.0, HAS_SPANS, RENORMALISE)
-            dv += tl.dot(tl.trans(w.to(dout.dtype)), dout, input_precision=PRECISION)
-            dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION)
+        dout_base = DOUT + tl.cast(b, tl.int64) * o_b + h * o_h
+        # Queries beyond the block are zeros and add nothing; rows beyond the last vector are not stored.
+        dk, dv = _key_gradient_tiles(
+            0, T, dk, dv, k, v, p + PERSISTENT_BEGIN, q_base, dout_base, q_t, o_t,
+            (b * H + h) * T, LSE, INNER, seed, None, 8, None, None, h, None, 0, None,
+            T, 0.0, 0.0, scale, threshold, keep_scale, 0, WIDTH, BK, BM, False,
+            False, HAS_SPANS, RENORMALISE, False, False, False, HAS_DROPOUT, PRECISION,
+        )  # fmt: skip
     if HAS_DROPOUT:
         dv *= keep_scale
     _store_rows(DPERSISTENT_K, part * H * P + p_row, WIDTH, p < P, dk * scale, WIDTH, BK)
