@@ -97,7 +97,7 @@ class Muon(Optimizer):
         weights = [local(p) for p in parameters]
         moves = moves_like(weights, o_NRC)
         if decay and group["cautious"]:
-            decay_cautiously(weights, moves, torch.tensor(decay, dtype=torch.float64))
+            decay_cautiously(weights, moves, decay)
         elif decay:
             torch._foreach_mul_(weights, 1 - decay)
         torch._foreach_add_(weights, moves, alpha=-rate)
@@ -136,10 +136,9 @@ def moves_like(weights: list[Tensor], o_NRC: Tensor) -> list[Tensor]:
     return [matrix.view_as(w) for matrix, w in zip(matrices, weights, strict=True)]
 
 
-def decay_cautiously(weights: list[Tensor], moves: list[Tensor], decay: Tensor) -> None:
-    """w = (1 - decay) w where w and its move have the same sign. The decay is one number on the CPU."""
-    parts = torch._foreach_mul(weights, moves)
-    torch._foreach_sign_(parts)
-    torch._foreach_clamp_min_(parts, 0.0)
-    torch._foreach_mul_(parts, decay)
-    torch._foreach_addcmul_(weights, parts, weights, value=-1)
+def decay_cautiously(weights: list[Tensor], moves: list[Tensor], decay: float) -> None:
+    """w = (1 - decay) w where w and its move have the same sign."""
+    alike = torch._foreach_mul(weights, moves)
+    torch._foreach_sign_(alike)
+    torch._foreach_clamp_min_(alike, 0.0)
+    torch._foreach_addcmul_(weights, alike, weights, value=-decay)

@@ -51,21 +51,22 @@ class NorMuon(Muon):
         return orthogonal(x_NRC, POLAR_EXPRESS, SAFETY)
 
     def _apply(self, parameters: list[Tensor], o_NRC: Tensor, group: dict[str, Any], sharded: bool) -> None:
-        shape = parameters[0].shape
-        decay = torch.tensor(group["lr"] * group["weight_decay"], dtype=torch.float64)
-        _update(
-            [local(p) for p in parameters],
-            [self._moment(p) for p in parameters],
-            o_NRC,
-            self._squares(o_NRC, parameters, sharded),
-            rate_of(shape, group),
-            decay if group["weight_decay"] else None,
-            group["cautious"],
-            group["beta2"],
-            _across(shape),
-            shape[_across(shape)],
-            owned(shape[0]) if sharded and _divides_lines(shape) else slice(None),
-        )
+        weights, moments = [local(p) for p in parameters], [self._moment(p) for p in parameters]
+        shape, squares = parameters[0].shape, self._squares(o_NRC, parameters, sharded)
+        across = _across(shape)
+        torch._foreach_lerp_(moments, (squares / shape[across]).unbind(), 1 - group["beta2"])
+        scales = torch.stack(moments).clamp(min=EPSILON).rsqrt()
+        before, after = (x.sum(-1, keepdim=True) for x in (squares, squares * scales.square()))
+        scales = scales * (before / after.clamp(min=EPSILON)).sqrt() * rate_of(shape, group)
+        own = owned(shape[0]) if sharded and _divides_lines(shape) else slice(None)  # the lines of this rank
+        lines = o_NRC.shape[1 if across == -1 else 2]
+        moves = moves_like(weights, o_NRC * scales[:, own].reshape(len(o_NRC), lines).unsqueeze(across))
+        decay = group["lr"] * group["weight_decay"]
+        if decay and group["cautious"]:
+            decay_cautiously(weights, moves, decay)
+        elif decay:
+            torch._foreach_mul_(weights, 1 - decay)
+        torch._foreach_sub_(weights, moves)
 
     def _squares(self, o_NRC: Tensor, parameters: list[Tensor], sharded: bool) -> Tensor:
         """The sum of squares of every line of all whole parameters: [P, L], or [P, ..., L] of stacks."""
@@ -86,33 +87,6 @@ class NorMuon(Muon):
             state["line_moment"] = local(parameter).new_zeros(lines_shape(parameter.shape))
         moment: Tensor = state["line_moment"]
         return moment
-
-
-def _update(
-    weights: list[Tensor],
-    moments: list[Tensor],
-    o_NRC: Tensor,
-    squares: Tensor,
-    rate: float,
-    decay: Tensor | None,
-    cautious: bool,
-    beta2: float,
-    across: int,
-    length: int,
-    own: slice,
-) -> None:
-    """All that follows the orthogonalisation, for parameters of one shape; `own`: the lines of this rank."""
-    torch._foreach_lerp_(moments, (squares / length).unbind(), 1 - beta2)
-    scales = torch.stack(moments).clamp(min=EPSILON).rsqrt()
-    before, after = (x.sum(-1, keepdim=True) for x in (squares, squares * scales.square()))
-    scales = scales * (before / after.clamp(min=EPSILON)).sqrt() * rate
-    lines = o_NRC.shape[1 if across == -1 else 2]
-    moves = moves_like(weights, o_NRC * scales[:, own].reshape(len(o_NRC), lines).unsqueeze(across))
-    if decay is not None and cautious:
-        decay_cautiously(weights, moves, decay)
-    elif decay is not None:
-        torch._foreach_mul_(weights, 1 - decay)
-    torch._foreach_sub_(weights, moves)
 
 
 def _across(shape: torch.Size) -> int:
