@@ -116,11 +116,11 @@ def test_what_is_mixed_in_is_that_of_the_loops(
 def test_a_text_in_blocks_has_the_keys_of_the_whole_text() -> None:
     """The pairs of the last key that stand still are what the next block begins with."""
     rows, heads, gain, _, rope = inputs((2, 9, 2, 8), rope=ROPES[1])
-    begin = Mix(before_B1H2P=torch.zeros(2, 1, heads, 2, 2, device=DEVICE))
+    begin = Mix(before_B1H2S=torch.zeros(2, 1, heads, 2, 2, device=DEVICE))
     first = torch.zeros(2, dtype=torch.long, device=DEVICE)
     whole = eager.qk_norm_rope(rows, heads, gain, first, rope, begin)
     last = rows[:, 3:4, heads : 2 * heads].unflatten(-1, (2, -1))[..., -2:]
-    second = eager.qk_norm_rope(rows[:, 4:], heads, gain, first + 4, rope, Mix(before_B1H2P=last))
+    second = eager.qk_norm_rope(rows[:, 4:], heads, gain, first + 4, rope, Mix(before_B1H2S=last))
     close(second.k_BTHK, whole.k_BTHK[:, 4:])
 
 

@@ -142,17 +142,17 @@ class AttentionHeads(Block):
         self, rows_BTRK: Tensor, x_BTC: Tensor, value_BTD: Tensor | None, state: State, heads: list[int]
     ) -> tuple[Mix, dict[str, Tensor]]:
         """What is mixed into projected rows of these heads, and its state after them."""
-        value_BTHK = gate_BTH = before_B1H2P = None
+        value_BTHK = gate_BTH = before_B1H2S = None
         after: dict[str, Tensor] = {}
         if self.value_gates is not None and value_BTD is not None:
             value_BTHK = torch.unflatten(value_BTD, -1, (self.num_heads, self.head_width))
             value_BTHK = select_heads(value_BTHK, heads, dim=2)
             gate_BTH = self._gates(x_BTC, self.value_gates.of(heads))
         if self.still:
-            before_B1H2P = select_heads(state.tensor("offset"), heads, dim=2)
-            last_B1H2P = last_still(rows_BTRK, self.num_heads, self.still)
-            after["offset"] = select_heads(last_B1H2P, inverse(heads), dim=2)
-        return Mix(value_BTHK, gate_BTH, before_B1H2P), after
+            before_B1H2S = select_heads(state.tensor("offset"), heads, dim=2)
+            last_B1H2S = last_still(rows_BTRK, self.num_heads, self.still)
+            after["offset"] = select_heads(last_B1H2S, inverse(heads), dim=2)
+        return Mix(value_BTHK, gate_BTH, before_B1H2S), after
 
     def _gated(self, attended_BTHK: Tensor, x_BTC: Tensor, heads: list[int]) -> Tensor:
         if self.output_gates is None:

@@ -1,6 +1,6 @@
 """Gates of heads, and keys of the token before.
 
-Shapes: B batch, T block, H heads, K head width, R rows of heads, C inputs of a gate, P pairs that RoPE does
+Shapes: B batch, T block, H heads, K head width, R rows of heads, C inputs of a gate, S pairs that RoPE does
 not rotate.
 """
 
@@ -48,5 +48,5 @@ def gated(found_BTHK: Tensor, x_BTC: Tensor, weight_HC: Tensor) -> Tensor:
 
 
 def last_still(rows_BTRK: Tensor, heads: int, still: int) -> Tensor:
-    """The pairs of the last token's keys that RoPE does not rotate, [B, 1, H, 2, P]."""
+    """The pairs of the last token's keys that RoPE does not rotate, [B, 1, H, 2, S]."""
     return torch.unflatten(rows_BTRK[:, -1:, heads : 2 * heads], -1, (2, -1))[..., -still:]

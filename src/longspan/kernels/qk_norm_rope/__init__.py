@@ -17,7 +17,7 @@ they are exact for any position. Values are not changed.
 `reference.py` is the specification, in loops; `eager.py` is plain torch; `triton_kernels.py` does it in one
 pass over the memory of a GPU. `qk_norm_rope` is the entry point.
 
-Shapes: B batch, T positions, H heads, K head width, R = 3H rows (2H without queries), X = 2H.
+Shapes: B batch, T positions, H heads, K head width, R = 3H rows (2H without queries), X = 2H, S pairs.
 """
 
 from __future__ import annotations

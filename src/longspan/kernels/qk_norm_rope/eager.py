@@ -35,8 +35,11 @@ class Mix(NamedTuple):
     value_BTHK: Tensor | None = None
     gate_BTH: Tensor | None = None
     """Values get 2 gate `value`."""
-    before_B1H2P: Tensor | None = None
-    """The last P pairs of a key are those of the position before; here, those before the first position."""
+    before_B1H2S: Tensor | None = None
+    """The last S pairs of a key are those of the position before (here: before the first one).
+
+    A query that matches them finds what followed an earlier token.
+    """
 
 
 PURE = Mix()
@@ -67,10 +70,10 @@ def qk_norm_rope(
 
 def _mixed(rows_BTRK: Tensor, sizes: list[int], mix: Mix) -> Tensor:
     q_BTHK, k_BTHK, v_BTHK = rows_BTRK.split(sizes, dim=2)
-    if mix.before_B1H2P is not None:
-        k_BTH2E, still = torch.unflatten(k_BTHK, -1, (2, -1)), mix.before_B1H2P.shape[-1]
-        all_BSH2P = torch.cat([mix.before_B1H2P.to(k_BTHK.dtype), k_BTH2E[..., -still:]], dim=1)
-        k_BTHK = torch.cat([k_BTH2E[..., :-still], all_BSH2P[:, :-1]], dim=-1).flatten(-2)
+    if mix.before_B1H2S is not None:
+        k_BTH2E, still = torch.unflatten(k_BTHK, -1, (2, -1)), mix.before_B1H2S.shape[-1]
+        earlier_BTH2S = torch.cat([mix.before_B1H2S.to(k_BTHK.dtype), k_BTH2E[:, :-1, ..., -still:]], dim=1)
+        k_BTHK = torch.cat([k_BTH2E[..., :-still], earlier_BTH2S], dim=-1).flatten(-2)
     if mix.value_BTHK is not None and mix.gate_BTH is not None:
         v_BTHK = v_BTHK + (2 * mix.gate_BTH[..., None] * mix.value_BTHK).to(v_BTHK.dtype)
     return torch.cat([q_BTHK, k_BTHK, v_BTHK], dim=2)

@@ -39,11 +39,11 @@ def _mixed(rows_BTRK: Tensor, queries: int, heads: int, mix: Mix) -> Tensor:
     for b, t, h in itertools.product(*map(range, (*rows_BTRK.shape[:2], heads))):
         if mix.value_BTHK is not None and mix.gate_BTH is not None:
             out_BTRK[b, t, queries + heads + h] += 2 * mix.gate_BTH[b, t, h] * mix.value_BTHK[b, t, h]
-        if mix.before_B1H2P is not None:
-            still, half = mix.before_B1H2P.shape[-1], rows_BTRK.shape[-1] // 2
+        if mix.before_B1H2S is not None:
+            still, half = mix.before_B1H2S.shape[-1], rows_BTRK.shape[-1] // 2
             for i, p in itertools.product((0, 1), range(still)):
                 column = (i + 1) * half - still + p
-                earlier = rows_BTRK[b, t - 1, queries + h, column] if t else mix.before_B1H2P[b, 0, h, i, p]
+                earlier = rows_BTRK[b, t - 1, queries + h, column] if t else mix.before_B1H2S[b, 0, h, i, p]
                 out_BTRK[b, t, queries + h, column] = earlier
     return out_BTRK
 

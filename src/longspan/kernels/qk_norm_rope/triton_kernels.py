@@ -120,7 +120,7 @@ def _sizes(
     first_B: Tensor | None,
     mixed: Sequence[Tensor | None],
 ) -> dict[str, int | bool]:
-    value_BTHK, _, before_B1H2P = mixed
+    value_BTHK, _, before_B1H2S = mixed
     block, rows, width = rows_BTRK.shape[1:]
     half = triton.cdiv(width, 2)
     return {
@@ -134,7 +134,7 @@ def _sizes(
         "NORMED": gain_H is not None,
         "ROTATED": first_B is not None,
         "HAS_VALUE": value_BTHK is not None,
-        "STILL": 0 if before_B1H2P is None else before_B1H2P.shape[-1],
+        "STILL": 0 if before_B1H2S is None else before_B1H2S.shape[-1],
         "EPSILON": EPSILON,
     }
 
