@@ -15,7 +15,7 @@ from longspan.hooks import added_penalties
 from longspan.state import State
 
 
-def recomputed(block: nn.Module, h_BTD: Tensor, state: State, *more: Tensor) -> Any:
+def recomputed(block: nn.Module, h_BTD: Tensor, state: State, *more: Any) -> Any:
     """`block(h_BTD, state, *more)`, computed again in the backward pass with the same random numbers."""
     return checkpoint(block, h_BTD, state, *more, use_reentrant=False, context_fn=_contexts)
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
 
 from longspan.flops import Shape
 from longspan.hooks import added_penalties
@@ -107,9 +108,10 @@ class _Kept:
     def counting(self) -> saved_tensors_hooks:
         return self._counting(self._outside)
 
-    def around_block(self, block: nn.Module, h_BTD: Tensor, state: State, *more: Tensor) -> Any:
-        for tensor in (h_BTD, *more):
-            self._count(tensor, self._inputs)
+    def around_block(self, block: nn.Module, h_BTD: Tensor, state: State, *more: Any) -> Any:
+        for tensor in tree_leaves((h_BTD, more)):
+            if isinstance(tensor, Tensor):
+                self._count(tensor, self._inputs)
         self._blocks.append({})
         with self._counting(self._blocks[-1]):
             return block(h_BTD, state, *more)
