@@ -9,8 +9,8 @@ Every layer is attention over a memory and then feed-forward, both pre-norm; the
 - Queries and keys have QK-norm per head, then RoPE.
 - f(x) is relu(x)^2 or another activation; with SwiGLU, silu(W1 x) (V x) replaces f(W1 x).
 - Logits may be soft-capped: c tanh(s / c).
-- Options from the NanoGPT speedrun, each in a file of its own: value embeddings, gates and offset keys
-  (`layers/head_mixing.py`), smear (`layers/smear.py`), weights of the residual stream
+- Options from the NanoGPT speedrun: gates (`layers/head_mixing.py`), value embeddings and offset keys (`Mix`
+  in `kernels/qk_norm_rope`), smear (`layers/smear.py`), weights of the residual stream
   (`layers/residual_stream.py`).
 - A position attends to itself and back as far as its head's span. A text starts with an empty memory.
 

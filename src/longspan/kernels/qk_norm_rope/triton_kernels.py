@@ -164,6 +164,7 @@ def _still(BEFORE, place, t, e, E: tl.constexpr, STILL: tl.constexpr):  # type: 
 
 @triton.jit
 def _key(row_at, r_t, BEFORE, place, t, e, in_left, in_right, E: tl.constexpr, STILL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A tile of keys, or of queries with STILL = 0: the last STILL pairs are those of the position before."""
     if STILL == 0:
         left, right = _halves(row_at, in_left, in_right, E)
     else:
