@@ -1,6 +1,6 @@
 """Embeddings of n-grams, the last n tokens together.
 
-Shapes: B batch, T block, D width, E width of a table, N - 1 tokens before a block.
+Shapes: B batch, T block, D width, E width of a table, C tables, N tokens of the longest n-gram.
 """
 
 from __future__ import annotations
@@ -49,15 +49,22 @@ class NgramEmbeddings(InputLayer):
         self.register_buffer("row_dropout", torch.zeros(()), persistent=False)
         digits = vocabulary_size + 1
         self.sizes = tuple(sizes)
-        self.multipliers = [digits if digits**n <= rows else pow(ROOT, n, PRIME) for n in sizes]
+        self.multipliers = tuple(digits if digits**n <= rows else pow(ROOT, n, PRIME) for n in sizes)
         table_width = width if table_width is None else table_width
-        self.tables = nn.ModuleList(nn.Embedding(min(rows, digits**n), table_width) for n in sizes)
+        rows_of_tables = [min(rows, digits**n) for n in sizes]
+        self.tables = nn.ModuleList(nn.Embedding(size, table_width) for size in rows_of_tables)
         self.widen = None
         if table_width < width:
             self.widen = nn.Linear(len(sizes) * table_width, width, bias=False)
             nn.init.normal_(self.widen.weight, std=self.widen.in_features**-0.5)
         for table in self.tables:
             nn.init.zeros_(table.weight)  # type: ignore[arg-type]
+        longest, hashes = max(sizes), zip(sizes, self.multipliers, strict=True)
+        powers = [[pow(m, i, PRIME) if i < n else 0 for i in reversed(range(longest))] for n, m in hashes]
+        self.powers_CN: Tensor
+        self.rows_C: Tensor
+        self.register_buffer("powers_CN", torch.tensor(powers), persistent=False)
+        self.register_buffer("rows_C", torch.tensor(rows_of_tables), persistent=False)
 
     def initial_state(self, batch_size: int) -> State:
         device = next(self.parameters()).device
@@ -72,17 +79,24 @@ class NgramEmbeddings(InputLayer):
     def compile_parts(self) -> None:
         """Only the arithmetic: for tables, torch without compilation adds up gradients in a fixed order."""
         self._rows = torch.compile(self._rows)  # type: ignore[method-assign]
+        self._joined = torch.compile(self._joined)  # type: ignore[method-assign]
 
     def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
         digits_BS = torch.cat([state.tensor("before"), tokens_BT + 1], dim=1)
         block = tokens_BT.shape[1]
-        rows = self._rows(digits_BS, block)
-        found = [table(rows_BT) for table, rows_BT in zip(self.tables, rows, strict=True)]
+        rows_CBT = self._rows(digits_BS)
+        found = [table(rows_BT) for table, rows_BT in zip(self.tables, rows_CBT.unbind(), strict=True)]
+        return self._joined(found), State({"before": digits_BS[:, block:]})
+
+    def _joined(self, found: list[Tensor]) -> Tensor:
+        """The sum of what the tables give, or their rows end to end, projected; in training with dropout."""
         # On a GPU reading the number would synchronise, and a captured graph is replayed in every epoch.
         if self.training and self.dropout > 0 and (self.row_dropout.is_cuda or self.row_dropout > 0):
             found = self._dropped(found)
-        out_BTD = reduce(torch.add, found) if self.widen is None else self.widen(torch.cat(found, dim=-1))
-        return out_BTD, State({"before": digits_BS[:, block:]})
+        if self.widen is None:
+            return reduce(torch.add, found)
+        out_BTD: Tensor = self.widen(torch.cat(found, dim=-1))
+        return out_BTD
 
     def _dropped(self, found: list[Tensor]) -> list[Tensor]:
         """Dropout of whole rows: what is kept is scaled by 1 / (1 - p)."""
@@ -90,14 +104,11 @@ class NgramEmbeddings(InputLayer):
         scales_BT = ((draw_BT >= self.row_dropout) / (1 - self.row_dropout) for draw_BT in draws_BT)
         return [table_BTE * s_BT[..., None] for table_BTE, s_BT in zip(found, scales_BT, strict=True)]
 
-    def _rows(self, digits_BS: Tensor, block: int) -> list[Tensor]:
-        """The row of each table for every token of the block that ends with the digits."""
-        before = digits_BS.shape[1] - block
-        rows = []
-        for n, multiplier, table in zip(self.sizes, self.multipliers, self.tables, strict=True):
-            key_BT = digits_BS.new_zeros(digits_BS.shape[0], block)
-            for i in reversed(range(n)):
-                key_BT = (key_BT * multiplier + digits_BS[:, before - i :][:, :block]) % PRIME
-            assert isinstance(table, nn.Embedding)
-            rows.append(key_BT % table.num_embeddings)
-        return rows
+    def _rows(self, digits_BS: Tensor) -> Tensor:
+        """The row of each table, [C, B, T], for every token that N - 1 digits come before.
+
+        Each product is reduced before the sum: the sum of products may be too large for int64.
+        """
+        last_BTN = digits_BS.unfold(1, self.powers_CN.shape[1], 1)
+        terms_CBTN = last_BTN * self.powers_CN[:, None, None] % PRIME
+        return terms_CBTN.sum(-1) % PRIME % self.rows_C[:, None, None]
