@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from longspan.kernels import linear
@@ -15,7 +18,7 @@ ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-@pytest.mark.parametrize("more", [(), ("bias",), ("onto",), ("bias", "onto")], ids=str)
+@pytest.mark.parametrize("more", [(), ("bias",), ("onto",), ("bias", "onto"), ("squared relu",)], ids=str)
 @pytest.mark.parametrize("rows", [1, linear.GEMV_ROWS])
 @pytest.mark.parametrize(("outputs", "width"), [(5, 7), (16, 96), (3, 200)])
 def test_it_is_the_product(
@@ -41,11 +44,13 @@ def test_it_is_the_product(
         given["weight"],
         *(given[n] if n in more else None for n in ("bias", "onto")),
     )
-    found = gemv.product(x, weight, bias, onto)
-    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    expected = exact if onto is None else exact + onto.double()
+    found = gemv.product(x, weight, bias, onto, squared_relu="squared relu" in more)
+    expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    if "squared relu" in more:
+        expected = linear.squared_relu(expected)
+    expected = expected if onto is None else expected + onto.double()
     assert found.dtype == dtype
-    torch.testing.assert_close(found.double(), expected, rtol=ROUNDING[dtype], atol=10 * ROUNDING[dtype])
+    torch.testing.assert_close(found.double(), expected, rtol=2 * ROUNDING[dtype], atol=10 * ROUNDING[dtype])
 
 
 @pytest.mark.parametrize("rows", [1, linear.GEMV_ROWS, linear.GEMV_ROWS + 1])
@@ -57,3 +62,23 @@ def test_a_fixed_product_is_added_to_what_there_is(rows: int) -> None:
     with torch.no_grad():
         found = linear.FixedProduct(weight, bias)(x, onto=onto)
     torch.testing.assert_close(found, onto + F.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", [linear.squared_relu, F.gelu])
+@pytest.mark.parametrize("rows", [1, linear.GEMV_ROWS + 1])
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_fixed_product_has_an_activation(
+    rows: int, activation: Callable[[Tensor], Tensor], alike: bool
+) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = (torch.randn(shape, device=DEVICE) for shape in [(1, rows, 12), (8, 12), (8,)])
+    token = linear.ALIKE.set(alike)
+    with torch.no_grad():
+        found = linear.FixedProduct(weight, bias)(x, activation=activation)
+    linear.ALIKE.reset(token)
+    torch.testing.assert_close(found, activation(F.linear(x, weight, bias)), rtol=1e-5, atol=1e-5)
+
+
+def test_squared_relu_of_nothing_known_is_not_zero() -> None:
+    x = torch.full((1, 1, 4), float("nan"), device=DEVICE)
+    assert gemv.product(x, torch.ones(3, 4, device=DEVICE), None, None, squared_relu=True).isnan().all()

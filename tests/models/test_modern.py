@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from longspan.config import ModernConfig, SpanConfig
 from longspan.flops import Shape, flops
 from longspan.kernels import span_attention as entry
+from longspan.kernels.linear import squared_relu
 from longspan.kernels.qk_norm_rope import Rope, qk_norm_rope
 from longspan.layers.attention_heads import AttentionHeads
-from longspan.layers.feed_forward import squared_relu
 from longspan.layers.head_mixing import HeadGates
 from longspan.layers.short_convolution import ShortConvolution
 from longspan.models import LanguageModel, Stack, build

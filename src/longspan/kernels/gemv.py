@@ -1,4 +1,4 @@
-"""W x + b for small batches x on a GPU, with a residual added, in one kernel.
+"""W x + b for small batches x on a GPU, squared after a relu or with a residual added, in one kernel.
 
 Such a product takes as long as reading W, if enough programs read it in parallel. A decoding step is mostly
 a chain of such products, so fewer kernel launches make it faster.
@@ -16,8 +16,10 @@ TILE = 2048
 """Weights that a program reads at a time."""
 
 
-def product(x_1ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None, onto_1NE: Tensor | None) -> Tensor:
-    """[1, N, E]: W x + b + `onto`, all in one precision; W is contiguous."""
+def product(
+    x_1ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None, onto_1NE: Tensor | None, squared_relu: bool
+) -> Tensor:
+    """[1, N, E]: W x + b + `onto`, or relu(W x + b)^2, all in one precision; W is contiguous."""
     outputs, width = weight_ED.shape
     rows = x_1ND.shape[1]
     out_1NE = x_1ND.new_empty(1, rows, outputs)
@@ -25,7 +27,8 @@ def product(x_1ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None, onto_1NE: T
     at_once = TILE // columns
     _product_kernel[(triton.cdiv(outputs, at_once), rows)](
         x_1ND.contiguous(), weight_ED, bias_E, None if onto_1NE is None else onto_1NE.contiguous(), out_1NE,
-        outputs, width, HAS_BIAS=bias_E is not None, HAS_ONTO=onto_1NE is not None, BE=at_once, BD=columns,
+        outputs, width, HAS_BIAS=bias_E is not None, HAS_ONTO=onto_1NE is not None,
+        SQUARED_RELU=squared_relu, BE=at_once, BD=columns,
     )  # fmt: skip
     return out_1NE
 
@@ -33,7 +36,8 @@ def product(x_1ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None, onto_1NE: T
 @triton.jit
 def _product_kernel(
     X, WEIGHT, BIAS, ONTO, OUT, outputs, width,
-    HAS_BIAS: tl.constexpr, HAS_ONTO: tl.constexpr, BE: tl.constexpr, BD: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_ONTO: tl.constexpr, SQUARED_RELU: tl.constexpr, BE: tl.constexpr,
+    BD: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1)
     e_E = tl.program_id(0) * BE + tl.arange(0, BE)
@@ -49,6 +53,8 @@ def _product_kernel(
     out_E = tl.sum(sums_ED, 1)
     if HAS_BIAS:
         out_E += tl.load(BIAS + e_E, mask=inside_E, other=0.0).to(tl.float32)
+    if SQUARED_RELU:
+        out_E = tl.where(out_E < 0, 0.0, out_E * out_E)
     at_E = row * outputs + e_E
     if HAS_ONTO:
         out_E += tl.load(ONTO + at_E, mask=inside_E, other=0.0).to(tl.float32)

@@ -27,6 +27,11 @@ PARTS = 4
 """Parts of a matrix that are multiplied in parallel; more gave no more speed on up to four cores."""
 
 
+def squared_relu(x: Tensor) -> Tensor:
+    """relu(x)^2 (So et al., 2021)."""
+    return torch.relu(x).square()
+
+
 def linear(x: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
     """`F.linear`: W x + b, on a CPU by the fastest library for the number of rows."""
     rows = x.numel() // x.shape[-1]
@@ -57,18 +62,18 @@ class FixedProduct:
         alike = ALIKE.get() and weight_ED.device.type == "cpu"
         self._always: Any = (_product if by_onednn else F.linear) if alike else None
 
-    def __call__(self, x_1ND: Tensor, *, onto: Tensor | None = None) -> Tensor:
-        """[1, N, E]: the product, added to `onto`."""
-        if self._always is not None:
-            always_1NE: Tensor = self._always(x_1ND, self._weight_ED, self._bias_E)
-            return always_1NE if onto is None else onto + always_1NE
-        is_gemv = x_1ND.shape[1] <= GEMV_ROWS
+    def __call__(self, x_1ND: Tensor, *, onto: Tensor | None = None, activation: Any = None) -> Tensor:
+        """[1, N, E]: W x + b, with an `activation`, or added to `onto`."""
+        is_gemv = x_1ND.shape[1] <= GEMV_ROWS and self._always is None
         if is_gemv and use_triton(x_1ND):
             from longspan.kernels import gemv
 
-            return gemv.product(x_1ND, self._weight_ED, self._bias_E, onto)
-        in_parts = is_gemv and x_1ND.device.type == "cpu"
-        out_1NE = self._in_parts(x_1ND) if in_parts else linear(x_1ND, self._weight_ED, self._bias_E)
+            fused = activation is squared_relu
+            out_1NE = gemv.product(x_1ND, self._weight_ED, self._bias_E, onto, squared_relu=fused)
+            return out_1NE if fused or activation is None else activation(out_1NE)
+        in_parts, product = is_gemv and x_1ND.device.type == "cpu", self._always or linear
+        out_1NE = self._in_parts(x_1ND) if in_parts else product(x_1ND, self._weight_ED, self._bias_E)
+        out_1NE = out_1NE if activation is None else activation(out_1NE)
         return out_1NE if onto is None else onto + out_1NE
 
     def _in_parts(self, x_1ND: Tensor) -> Tensor:

@@ -74,6 +74,7 @@ class Attention(AttentionHeads):
         if self.norm_first or not kernels_for(self.norm, self.query.weight, self.output_dropout):
             self._add_residual = torch.compile(self._add_residual)  # type: ignore[method-assign]
         self._gates, self._gate = torch.compile(self._gates), torch.compile(self._gate)
+        self._appended = torch.compile(self._appended)
 
     @torch.compiler.disable(reason="windows change while spans are learned: every change would compile again")
     def forward(
@@ -90,7 +91,10 @@ class Attention(AttentionHeads):
         if num_queries > SMALL_BATCH:
             weights = self._ordered_weights(heads, recalls="memory" in state and not self.keeps_keys)
         rows_BTRK = self._project(x_BTD, heads.order, weights)
-        mix, mixed = self._mix(rows_BTRK, x_BTC, value_BTD, state, heads.order)
+        gate_BTH = None
+        if self.value_gates is not None and value_BTD is not None:
+            gate_BTH = self._gates(x_BTC, self.value_gates.of(heads.order))
+        mix, mixed = self._mix(rows_BTRK, value_BTD, gate_BTH, state, heads.order)
         *qkv, new_BTXK = self._qk_norm_rope(rows_BTRK, state, heads.order, mix)
         q_BHTK, k_BHTK, v_BHTK = (x_BTHK.transpose(1, 2) for x_BTHK in qkv)
         past = [kv_BMXK.to(k_BHTK.dtype) for kv_BMXK in self._recall(state, heads, weights)]
@@ -104,9 +108,7 @@ class Attention(AttentionHeads):
             after = State({"past": projected_memory.appended(past, new_BTXK, heads, depth)})
         elif self.keeps_keys:
             own_BTXK = select_heads(new_BTXK, indices_of((0, 1), inverse(heads.order), self.num_heads), dim=2)
-            after = State(
-                {"memory": kv_cache.appended(state.tensor("memory"), own_BTXK, self.span.caps, depth)}
-            )
+            after = State({"memory": self._appended(state.tensor("memory"), own_BTXK, self.span.caps, depth)})
         else:
             # Hidden states are only projected again, so the precision of the products is enough.
             new_BTD = h_BTD if self.norm_recalled else x_BTD.to(k_BHTK.dtype)

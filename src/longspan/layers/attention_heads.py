@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from longspan.kernels.linear import linear
 from longspan.kernels.qk_norm_rope import PURE, QKV, Mix, qk_norm_rope, rotated_pairs
 from longspan.kernels.span_attention import cuts_windows, head_groups
+from longspan.layers import kv_cache
 from longspan.layers.block import Block
 from longspan.layers.dropout import GrowingDropout, dropout
 from longspan.layers.head_groups import HeadGroups
@@ -89,7 +90,7 @@ class AttentionHeads(Block):
         self.output_gates = HeadGates(width, num_heads) if output_gates else None
         pairs, rope = self.head_width // 2, positions.rope
         self.still = pairs - rotated_pairs(pairs, rope.fraction) if key_offset and rope is not None else 0
-        self._gates, self._gate = gates, gated
+        self._gates, self._gate, self._appended = gates, gated, kv_cache.appended
 
     def _head_groups(self, block: int, x: Tensor) -> HeadGroups:
         """The window of each head on the device of `x`, and which heads are computed together."""
@@ -139,15 +140,19 @@ class AttentionHeads(Block):
         return select_heads(by_head, heads).flatten(0, 1)
 
     def _mix(
-        self, rows_BTRK: Tensor, x_BTC: Tensor, value_BTD: Tensor | None, state: State, heads: list[int]
+        self,
+        rows_BTRK: Tensor,
+        value_BTD: Tensor | None,
+        gate_BTH: Tensor | None,
+        state: State,
+        heads: list[int],
     ) -> tuple[Mix, dict[str, Tensor]]:
         """What is mixed into projected rows of these heads, and its state after them."""
-        value_BTHK = gate_BTH = before_B1H2S = None
+        value_BTHK = before_B1H2S = None
         after: dict[str, Tensor] = {}
-        if self.value_gates is not None and value_BTD is not None:
+        if gate_BTH is not None and value_BTD is not None:
             value_BTHK = torch.unflatten(value_BTD, -1, (self.num_heads, self.head_width))
             value_BTHK = select_heads(value_BTHK, heads, dim=2)
-            gate_BTH = self._gates(x_BTC, self.value_gates.of(heads))
         if self.still:
             before_B1H2S = select_heads(state.tensor("offset"), heads, dim=2)
             last_B1H2S = last_still(rows_BTRK, self.num_heads, self.still)

@@ -14,7 +14,7 @@ from longspan.kernels.linear import FixedProduct
 from longspan.kernels.span_attention import decoding_groups, one_token
 from longspan.layers.block import RowStep
 from longspan.layers.head_groups import HeadGroups
-from longspan.layers.head_mixing import GATE_INPUTS
+from longspan.layers.head_mixing import GATE_INPUTS, gates
 from longspan.layers.select_heads import select_heads
 from longspan.state import State
 
@@ -44,10 +44,12 @@ class AttentionStep(RowStep):
         block, order = self._block, self._weights.heads.order
         x_1BD = block.norm(h_1BD) if block.norm_first else h_1BD
         x_B1D = x_1BD.transpose(0, 1)
-        x_B1C = x_B1D[..., :GATE_INPUTS]
+        gates_GC = self._weights.gates_GC
+        gates_B1G = None if gates_GC is None else gates(x_B1D[..., :GATE_INPUTS], gates_GC)
         rows_B1RK = self._weights.project(x_1BD).reshape(h_1BD.shape[1], 1, -1, block.head_width)
         value_B1D = more[0].transpose(0, 1) if more else None
-        mix, mixed = block._mix(rows_B1RK, x_B1C, value_B1D, self._kept, order)
+        value_gate_B1H = None if gates_B1G is None else gates_B1G[..., : block.num_heads]
+        mix, mixed = block._mix(rows_B1RK, value_B1D, value_gate_B1H, self._kept, order)
         if self._unchanged:
             q_BHK, kv_BXK = rows_B1RK.squeeze(1).split_with_sizes(self._sizes, 1)
         else:
@@ -61,7 +63,8 @@ class AttentionStep(RowStep):
                 leaf.copy_(mixed[name])
             else:
                 leaf += 1  # tokens read
-        found_BHK = block._gated(found_BHK[:, None], x_B1C, order)
+        if block.output_gates is not None and gates_B1G is not None:
+            found_BHK = found_BHK * gates_B1G[:, 0, -block.num_heads :, None]
         h_1BD = self._weights.project_out(found_BHK.reshape(1, h_1BD.shape[1], -1), onto=h_1BD)
         return h_1BD if block.norm_first else block.norm(h_1BD)
 
@@ -77,7 +80,7 @@ class AttentionStep(RowStep):
 
 
 class _Weights:
-    """Projections with their heads in the order of groups."""
+    """Projections and gates, with their heads in the order of groups. G gates: of values, then of outputs."""
 
     def __init__(self, block: Attention) -> None:
         windows_H, weight = block._windows(1), block.query.weight
@@ -91,3 +94,5 @@ class _Weights:
         self.project_out = FixedProduct(
             block._rows(block.out.weight.mT, order).mT.contiguous(), block.out.bias
         )
+        both = [kind for kind in (block.value_gates, block.output_gates) if kind is not None]
+        self.gates_GC = torch.cat([kind.of(order) for kind in both]) if both else None

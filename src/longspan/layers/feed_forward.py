@@ -84,15 +84,10 @@ class FeedForward(Block):
 
         def step(h_1BD: Tensor) -> Tensor:
             x_1BD = self.norm(h_1BD) if self.norm_first else h_1BD
-            inner = self.activation(expand(x_1BD))
+            inner = expand(x_1BD, activation=self.activation)
             if gate is not None:
                 inner = inner * gate(x_1BD)
             out_1BD = contract(inner, onto=h_1BD)
             return out_1BD if self.norm_first else self.norm(out_1BD)
 
         return MemorylessStep(step)
-
-
-def squared_relu(x: Tensor) -> Tensor:
-    """relu(x)^2 (So et al., 2021)."""
-    return torch.relu(x).square()

@@ -63,7 +63,8 @@ class Blend(NamedTuple):
     x0_BTD: Tensor
 
     def of(self, x_BTD: Tensor) -> Tensor:
-        return self.a.to(x_BTD.dtype) * x_BTD + self.b.to(x_BTD.dtype) * self.x0_BTD
+        a, b = self.a.to(x_BTD.dtype), self.b.to(x_BTD.dtype)
+        return torch.addcmul(b * self.x0_BTD, a, x_BTD)
 
 
 class Pass:

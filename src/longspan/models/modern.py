@@ -29,11 +29,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longspan.config import ModernConfig
+from longspan.kernels.linear import squared_relu
 from longspan.layers.attention import Attention
 from longspan.layers.block import Block
 from longspan.layers.build_span import build_span
 from longspan.layers.dropout import GrowingDropout
-from longspan.layers.feed_forward import FeedForward, squared_relu
+from longspan.layers.feed_forward import FeedForward
 from longspan.layers.ngrams import NgramEmbeddings
 from longspan.layers.positions import LearnedDistanceKeys, NoPositions, Positions
 from longspan.layers.residual_stream import ResidualStream
