@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from longspan.kernels.linear import FixedProduct
+from longspan.kernels.linear import PARTS, FixedProduct
 from longspan.kernels.span_attention import decoding_groups, one_token
 from longspan.layers.block import RowStep
 from longspan.layers.head_groups import HeadGroups
-from longspan.layers.head_mixing import GATE_INPUTS, gates
 from longspan.layers.select_heads import select_heads
 from longspan.state import State
 
@@ -44,12 +44,11 @@ class AttentionStep(RowStep):
         block, order = self._block, self._weights.heads.order
         x_1BD = block.norm(h_1BD) if block.norm_first else h_1BD
         x_B1D = x_1BD.transpose(0, 1)
-        gates_GC = self._weights.gates_GC
-        gates_B1G = None if gates_GC is None else gates(x_B1D[..., :GATE_INPUTS], gates_GC)
-        rows_B1RK = self._weights.project(x_1BD).reshape(h_1BD.shape[1], 1, -1, block.head_width)
+        rows_1BE, value_1BH, output_1BH, _ = self._weights.project(x_1BD).split(self._weights.sizes, -1)
+        rows_B1RK = rows_1BE.reshape(h_1BD.shape[1], 1, -1, block.head_width)
         value_B1D = more[0].transpose(0, 1) if more else None
-        value_gate_B1H = None if gates_B1G is None else gates_B1G[..., : block.num_heads]
-        mix, mixed = block._mix(rows_B1RK, value_B1D, value_gate_B1H, self._kept, order)
+        gate_B1H = value_1BH.transpose(0, 1).sigmoid() if block.value_gates is not None else None
+        mix, mixed = block._mix(rows_B1RK, value_B1D, gate_B1H, self._kept, order)
         if self._unchanged:
             q_BHK, kv_BXK = rows_B1RK.squeeze(1).split_with_sizes(self._sizes, 1)
         else:
@@ -63,8 +62,8 @@ class AttentionStep(RowStep):
                 leaf.copy_(mixed[name])
             else:
                 leaf += 1  # tokens read
-        if block.output_gates is not None and gates_B1G is not None:
-            found_BHK = found_BHK * gates_B1G[:, 0, -block.num_heads :, None]
+        if block.output_gates is not None:
+            found_BHK = found_BHK * output_1BH.sigmoid().squeeze(0)[..., None]
         h_1BD = self._weights.project_out(found_BHK.reshape(1, h_1BD.shape[1], -1), onto=h_1BD)
         return h_1BD if block.norm_first else block.norm(h_1BD)
 
@@ -80,7 +79,11 @@ class AttentionStep(RowStep):
 
 
 class _Weights:
-    """Projections and gates, with their heads in the order of groups. G gates: of values, then of outputs."""
+    """Projections, with their heads in the order of groups.
+
+    The gates of values and outputs are further rows of one matrix: they need no products of their own. Rows
+    of zeros make their number a multiple of `PARTS`.
+    """
 
     def __init__(self, block: Attention) -> None:
         windows_H, weight = block._windows(1), block.query.weight
@@ -90,9 +93,13 @@ class _Weights:
         )
         order = self.heads.order
         matrices = (layer.weight for layer in (block.query, block.key, block.value))
-        self.project = FixedProduct(torch.cat([block._rows(matrix, order) for matrix in matrices]))
+        parts = [torch.cat([block._rows(matrix, order) for matrix in matrices])]
+        for gates in (block.value_gates, block.output_gates):
+            rows_HC = weight[:0] if gates is None else gates.of(order)
+            parts.append(F.pad(rows_HC, (0, weight.shape[1] - rows_HC.shape[1])))
+        parts.append(weight.new_zeros(-sum(map(len, parts)) % PARTS, weight.shape[1]))
+        self.sizes = [len(part) for part in parts]
+        self.project = FixedProduct(torch.cat(parts))
         self.project_out = FixedProduct(
             block._rows(block.out.weight.mT, order).mT.contiguous(), block.out.bias
         )
-        both = [kind for kind in (block.value_gates, block.output_gates) if kind is not None]
-        self.gates_GC = torch.cat([kind.of(order) for kind in both]) if both else None
