@@ -1,7 +1,7 @@
 """Compares models by their test loss after the same training time on the same bytes.
 
     python benchmarks/race.py flagship gpt x-transformers-4096 [--seconds 220] [--seed 1,2,3] [--part valid]
-                              [--out FOLDER] [--OPTION=VALUE]
+                              [--out FOLDER [--weights]] [--OPTION=VALUE]
 
 Entrants are recipes (names or TOML files) and x-transformers with a context length. Dotted options, written
 with "=", apply to all recipes; an entrant with options of its own is a TOML file. Compilation and graph
@@ -73,6 +73,8 @@ def race(args: argparse.Namespace, overrides: list[tuple[str, str]]) -> None:
         raise UserError(f"--bytes must be at least 1, not {args.bytes}")
     seeds = race_summary.seeds_of(args.seed)
     _check_not_ours(overrides)
+    if args.weights and args.out is None:
+        raise UserError("--weights needs --out, a folder to keep them in")
     entrants = [_entrant(name, overrides, args) for name in args.entrants]
     if args.out is not None:
         configs = [config for config in entrants if isinstance(config, RunConfig)]
@@ -95,7 +97,8 @@ def race(args: argparse.Namespace, overrides: list[tuple[str, str]]) -> None:
             else:
                 training = replace(entrant.training, seed=seed)
                 config = replace(entrant, data=DataConfig(corpus=str(folder)), training=training)
-                found = run_recipe(config, corpus, device, args.out, peak) | {"changed": dict(overrides)}
+                found = run_recipe(config, corpus, device, args.out, peak, weights=args.weights)
+                found["changed"] = dict(overrides)
             lines.append(_result({"seed": seed, "part": args.part, **found}, corpus, device))
             print(race_summary.readable(lines[-1]), file=sys.stderr, flush=True)
             _write(lines[-1], args.out, "race.jsonl")
@@ -168,8 +171,10 @@ def run_recipe(
     device: torch.device,
     out: Path | None,
     peak: Callable[[], int | None],
+    *,
+    weights: bool = False,
 ) -> dict[str, Any]:
-    """Train as `longspan train` does, score, and return the results."""
+    """Train as `longspan train` does, score, and return the results. `out` keeps logs, or `weights` too."""
     with tempfile.TemporaryDirectory(prefix="longspan-race-") as place:
         run = train(config, Path(place) / "run", reporter=_Aside())
         peak_memory_bytes = peak()
@@ -177,7 +182,7 @@ def run_recipe(
         *_, last = (line for line in lines if line["kind"] == "train")
         model = longspan.load(run.path, device=str(device)).model
         if out is not None:
-            _keep_logs(run.path, _logs(config, config.training.seed, out))
+            _keep(run.path, _logs(config, config.training.seed, out), weights)
     test = corpus.splits["test"].tokens
     readings, block_length = _readings(config, len(test))
     nats = race_protocol.nats(
@@ -279,8 +284,11 @@ def _logs(config: RunConfig, seed: int, out: Path) -> Path:
     return out / f"{config.name}-seed{seed}"
 
 
-def _keep_logs(run: Path, place: Path) -> None:
+def _keep(run: Path, place: Path, weights: bool) -> None:
     with whole_folder(place) as partial:
+        if weights:
+            shutil.copytree(run, partial, dirs_exist_ok=True)
+            return
         for name in LOGS:
             if (run / name).is_file():
                 shutil.copy(run / name, partial)
@@ -324,6 +332,9 @@ def _parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         help="folder for race.jsonl, summary.jsonl (lines are appended) and logs",
+    )
+    parser.add_argument(
+        "--weights", action="store_true", help="with --out: keep whole run folders, for 'longspan eval'"
     )
     return parser
 

@@ -20,7 +20,7 @@ import race
 import race_corpus
 import race_protocol
 import race_x_transformers
-from longspan import recipes
+from longspan import cli, recipes
 from longspan.config import AdaptiveSpanConfig, DataConfig, RunConfig, SpanConfig, schema
 from longspan.data import prepare
 from longspan.errors import UserError
@@ -179,13 +179,23 @@ def test_a_race(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) 
     assert "quickstart-seed1 exists already" in capsys.readouterr().err
 
 
+def test_weights_are_kept_for_eval(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert race.main(["gpt", "--weights"]) == 1
+    assert "--weights needs --out" in capsys.readouterr().err
+    assert run(tmp_path, "quickstart", *TINY, "--model.span.limit=64", "--weights") == 0
+    capsys.readouterr()
+    command = ["eval", str(tmp_path / "out" / "quickstart-seed1"), "--json", "--device", "cpu"]
+    assert cli.main([*command, "--context-curve", "--contexts", "16", "--curve-tokens", "64"]) == 0
+    assert [point["context"] for point in json.loads(capsys.readouterr().out)["context_curve"]] == [16, None]
+
+
 def test_several_seeds_and_their_summary(
     tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nats = iter([1.0, 2.0, 3.0, 6.0])
     trained = []
 
-    def run_recipe(config: RunConfig, *_: Any) -> dict[str, Any]:
+    def run_recipe(config: RunConfig, *_: Any, **__: Any) -> dict[str, Any]:
         trained.append((config.name, config.training.seed))
         facts = {"steps": 10, "tokens": 100, "seconds": 2.0, "peak_memory_bytes": 3 << 29, "parameters": 7}
         return {"name": config.name, "nats": next(nats), **facts}

@@ -37,8 +37,9 @@ build(relative_bias._table_kernel, FIRST=1, **tile)
 build(relative_bias._query_kernel, FIRST=0, **tile)
 build(relative_bias._key_kernel, **tile)
 build(relative_bias._sum_kernel, SHARED=True, FIRST=1, BD=32, **sizes)
-build(gemv._product_kernel, HAS_BIAS=True, HAS_ONTO=True, BE=1, BD=2048)
-build(gemv._product_kernel, HAS_BIAS=False, HAS_ONTO=False, BE=64, BD=32, BIAS=None, ONTO=None)
+build(gemv._product_kernel, HAS_BIAS=True, HAS_ONTO=True, SQUARED_RELU=False, BE=1, BD=2048)
+narrow = {"BE": 64, "BD": 32, "BIAS": None, "ONTO": None}
+build(gemv._product_kernel, HAS_BIAS=False, HAS_ONTO=False, SQUARED_RELU=True, **narrow)
 row = {"BN": 4, "BD": 512}
 build(post_norm._norm_kernel, HAS_DROPOUT=True, **row)
 build(post_norm._norm_kernel, HAS_DROPOUT=True, threshold=1, **row)
