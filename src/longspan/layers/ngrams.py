@@ -79,24 +79,17 @@ class NgramEmbeddings(InputLayer):
     def compile_parts(self) -> None:
         """Only the arithmetic: for tables, torch without compilation adds up gradients in a fixed order."""
         self._rows = torch.compile(self._rows)  # type: ignore[method-assign]
-        self._joined = torch.compile(self._joined)  # type: ignore[method-assign]
 
     def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
         digits_BS = torch.cat([state.tensor("before"), tokens_BT + 1], dim=1)
         block = tokens_BT.shape[1]
         rows_CBT = self._rows(digits_BS)
         found = [table(rows_BT) for table, rows_BT in zip(self.tables, rows_CBT.unbind(), strict=True)]
-        return self._joined(found), State({"before": digits_BS[:, block:]})
-
-    def _joined(self, found: list[Tensor]) -> Tensor:
-        """The sum of what the tables give, or their rows end to end, projected; in training with dropout."""
         # On a GPU reading the number would synchronise, and a captured graph is replayed in every epoch.
         if self.training and self.dropout > 0 and (self.row_dropout.is_cuda or self.row_dropout > 0):
             found = self._dropped(found)
-        if self.widen is None:
-            return reduce(torch.add, found)
-        out_BTD: Tensor = self.widen(torch.cat(found, dim=-1))
-        return out_BTD
+        out_BTD = reduce(torch.add, found) if self.widen is None else self.widen(torch.cat(found, dim=-1))
+        return out_BTD, State({"before": digits_BS[:, block:]})
 
     def _dropped(self, found: list[Tensor]) -> list[Tensor]:
         """Dropout of whole rows: what is kept is scaled by 1 / (1 - p)."""
