@@ -22,7 +22,7 @@ train: $(VENV)/installed
 	$(BIN)/longspan train
 
 test: $(VENV)/installed-dev lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n 2 -m slow tests

@@ -6,6 +6,7 @@ first imported, by whichever test comes first, so it is set for all; on the CPU 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -21,6 +22,15 @@ from tests.interpreter import replace_once_per_launch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     replace_once_per_launch()
+    # They would keep every seed, with the stack of its caller, until a GPU is used: 1 ms each.
+    torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = lambda seed: None
+
+gc.disable()  # until all tests are imported: almost nothing of that can be collected
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # so later collections need not visit the modules
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")

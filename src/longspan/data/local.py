@@ -22,11 +22,10 @@ _SNIFF_BYTES = 8192
 def python_sources() -> Corpus:
     """The standard library of the Python that is running, split by file."""
     folder = Path(sysconfig.get_path("stdlib"))
-    files = [
-        path
-        for path in folder.rglob("*.py")
-        if not _NOT_STANDARD_LIBRARY.intersection(path.relative_to(folder).parts) and path.is_file()
-    ]
+    files = list[Path]()
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _NOT_STANDARD_LIBRARY]
+        files += [path for name in names if name.endswith(".py") and (path := Path(place, name)).is_file()]
     return Corpus("python", splitting.by_file(folder, _as_they_are(_in_order(folder, files))))
 
 
