@@ -17,6 +17,7 @@ from longspan import distributed
 from longspan.config import RunConfig, schema
 from longspan.search import Searching
 from longspan.training import Stopped, Strategy, resume, train
+from tests import forks
 
 SPAN = {"limit": 16, "ramp": 4, "penalty": 1e-3}
 SIZES = {"num_layers": 2, "width": 16, "num_heads": 2, "inner_width": 32}
@@ -133,10 +134,13 @@ def run(
             train(config, out, strategy=strategy, callback=before_stop)
 
 
-def launch(processes: int, folder: Path, jobs: list[dict[str, Any]]) -> None:
+def launch(processes: int, folder: Path, jobs: list[dict[str, Any]], *, torchruns: bool = False) -> None:
     """Run the jobs, each the arguments of `run`, one after the other in so many processes."""
     work = folder / "jobs.json"
     work.write_text(json.dumps(jobs))
+    if not torchruns:
+        forks.ranks(processes, main, work)
+        return
     words = ["-m", "tests.distributed.cases", str(work)]
     done = torchrun(["--nproc-per-node", str(processes), *words])
     assert done.returncode == 0, done.stderr[-4000:]

@@ -72,7 +72,7 @@ def test_as_one_process(processes: int, cases: list[tuple[str, bool]], folder: P
         {"name": name, "text": str(text), "out": str(place / f"{name}-{shard}"), "shard": shard}
         for name, shard in cases
     ]
-    launch(processes, place, jobs)
+    launch(processes, place, jobs, torchruns=cases is QUICK)
     for name in dict(cases):
         run(name, text, place / f"{name}-one")
     for name, shard in cases:

@@ -1,10 +1,8 @@
-"""Evaluations for one process and for several: as a program, every rank writes a file of scores."""
+"""Evaluations for one process and for several processes, where every rank writes a file of scores."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +78,3 @@ def main(folder: Path) -> None:
     with distributed.joined(torch.device("cpu"), 60):  # a process may join again
         found |= _of_sharded_model()
     (folder / f"{rank}.json").write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-    os._exit(0)  # torch's threads may abort a process while the interpreter shuts down

@@ -13,6 +13,8 @@ import pytest
 
 from longspan import distributed
 from longspan.cli import main
+from tests import forks
+from tests.evaluation import cases
 from tests.evaluation.cases import CASES, SHARDED, curve, score
 from tests.using.tiny import run_folder, tiny_model
 
@@ -48,8 +50,7 @@ def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.distributed)])
 def test_scores_are_those_of_one_process(processes: int, tmp_path: Path) -> None:
-    done = torchrun(processes, "-m", "tests.evaluation.cases", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    forks.ranks(processes, cases.main, tmp_path)
     on_ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(processes)]
     assert all(found == on_ranks[0] for found in on_ranks)
     model = tiny_model()

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
@@ -30,6 +29,7 @@ from longspan.state import State
 from longspan.training.averaging import Average
 from longspan.training.grad_scaler import GradScaler
 from longspan.training.parallel import clip_norm
+from tests import forks
 
 STEPS = 4
 SHAPES = {
@@ -298,4 +298,4 @@ def process(rank: int, size: int, folder: str) -> None:
 @pytest.mark.distributed
 @pytest.mark.parametrize("size", [2, 4])
 def test_processes_follow_one_process(size: int, tmp_path: Path) -> None:
-    mp.spawn(process, (size, str(tmp_path)), nprocs=size)
+    forks.spawn(process, (size, str(tmp_path)), size)

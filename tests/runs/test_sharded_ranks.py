@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.multiprocessing.spawn import spawn
 
 from longspan.runs import RunFolder, checkpoint
+from tests import forks
 
 from . import rank_checks
 
@@ -26,7 +26,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.distributed
 def test_two_processes_write_and_one_reads(tmp_path: Path) -> None:
-    spawn(rank_checks.save_and_fail, (2, tmp_path), nprocs=2)
+    forks.spawn(rank_checks.save_and_fail, (2, tmp_path), 2)
     loaded = checkpoint.load(RunFolder(tmp_path).checkpoint("last"))  # without a process group
     rank_checks.assert_same(loaded.tensors, rank_checks.all_tensors(2))
 
@@ -34,9 +34,9 @@ def test_two_processes_write_and_one_reads(tmp_path: Path) -> None:
 @pytest.mark.distributed
 @pytest.mark.parametrize(("saved", "others"), [(2, [4, 1]), (4, [2])])
 def test_other_numbers_of_processes_read(saved: int, others: list[int], tmp_path: Path) -> None:
-    spawn(rank_checks.save_and_fail, (saved, tmp_path), nprocs=saved)
+    forks.spawn(rank_checks.save_and_fail, (saved, tmp_path), saved)
     for ranks in others:
-        spawn(rank_checks.read, (ranks, tmp_path, saved), nprocs=ranks)
+        forks.spawn(rank_checks.read, (ranks, tmp_path, saved), ranks)
     loaded = checkpoint.load(RunFolder(tmp_path).checkpoint("last"))
     rank_checks.assert_same(loaded.tensors, rank_checks.all_tensors(saved))
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from longspan.errors import UserError
 from longspan.language_model import LoadedModel
 from longspan.serving.limits import BadState, Limits, NoSuchSession, SessionTooLarge, TooManySessions
 from longspan.serving.sessions import SUFFIX, Session, Sessions
+from tests import forks
 from tests.serving.small_models import loaded
 
 
@@ -210,46 +209,35 @@ def test_many_threads_at_once(lm: LoadedModel, tmp_path: Path) -> None:
     assert len(sessions.list()) == 8
 
 
-_SAVER = """
-import sys, time
-from pathlib import Path
-from tests.serving.small_models import loaded
-from longspan.serving.limits import Limits
-from longspan.serving.sessions import Sessions
-import torch
-torch.set_num_threads(1)
-lm = loaded("modern, n-grams")
-sessions = Sessions({"m": lm}, Limits(session_bytes=30_000), Path(sys.argv[1]))
-made = sessions.create("m", lm.read("a"))
-print(made.id, flush=True)
-for number in range(10**6):
-    sessions.update(made.id, lm.read("abcde"[number % 5]), "abcde"[number % 5])
-    sessions.save(made.id)
-    sessions.create("m", lm.read("b")) if number < 5 else None
-    if number == 8:
-        print("saved", flush=True)
-"""
+def save_again_and_again(folder: Path) -> None:
+    torch.set_num_threads(1)
+    lm = loaded("modern, n-grams")
+    sessions = Sessions({"m": lm}, Limits(session_bytes=30_000), folder)
+    made = sessions.create("m", lm.read("a"))
+    print(made.id, flush=True)
+    for number in range(10**6):
+        sessions.update(made.id, lm.read("abcde"[number % 5]), "abcde"[number % 5])
+        sessions.save(made.id)
+        sessions.create("m", lm.read("b")) if number < 5 else None
+        if number == 8:
+            print("saved", flush=True)
 
 
 def test_a_kill_between_writes_leaves_a_whole_session(lm: LoadedModel, tmp_path: Path) -> None:
     """Waits for a process to save again and again, and kills it."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _SAVER, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert process.stdout is not None
-    id = process.stdout.readline().strip()
-    assert process.stdout.readline() == "saved\n"
-    process.send_signal(signal.SIGKILL)
-    process.wait(60)
-    process.stdout.close()
-    sessions = Sessions({"m": lm}, Limits(), tmp_path)
+    os.mkfifo(tmp_path / "said")
+    process = forks.start(save_again_and_again, tmp_path / "sessions", out=tmp_path / "said")
+    with open(tmp_path / "said") as said:
+        id = said.readline().strip()
+        assert said.readline() == "saved\n"
+        process.kill()
+        assert forks.finish(process, 60) == -signal.SIGKILL
+    sessions = Sessions({"m": lm}, Limits(), tmp_path / "sessions")
     (found,) = sessions.list()
     assert isinstance(found, Session)
     assert found.id == id
     assert texts(sessions, lm, id) == [expected(lm, found.text_tail)]
     sessions.save(sessions.update(id, lm.read("abc")).id)
     sessions.close()
-    assert [path.name for path in tmp_path.iterdir()] == [id + SUFFIX]  # nothing of the dead process
+    left = [path.name for path in (tmp_path / "sessions").iterdir()]
+    assert left == [id + SUFFIX]  # nothing of the dead process

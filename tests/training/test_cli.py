@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from longspan.config import RunConfig
 from longspan.config.reference import documented
 from longspan.errors import UserError
 from longspan.runs import RunFolder
+from tests import forks
 
 from .runs import metrics, small_table
 
@@ -243,22 +245,42 @@ def test_divergence_is_one_line(recipe: str, capsys: pytest.CaptureFixture[str])
     assert "at step 2 with learning rate 9.96e+08" in complaint
 
 
-@pytest.mark.usefixtures("hangups")
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
-)
-def test_a_signal_from_outside(recipe: str, number: int, status: int) -> None:
-    words = ["-m", "longspan", "train", recipe, "--out", "a long run", "--stage.0.steps", "1000000"]
-    process = subprocess.Popen(
-        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def send(number: int, process: int) -> None:
+    """When the run has logged something."""
     log = Path("a long run/metrics.jsonl")
     deadline = time.monotonic() + 60
     while not (log.exists() and log.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.01)
-    process.send_signal(number)
-    _, complaint = process.communicate(timeout=60)
-    assert process.returncode == status, complaint
+    os.kill(process, number)
+
+
+def check_stopped(number: int, complaint: str) -> None:
     name = signal.Signals(number).name
     assert complaint == f"longspan: stopped by {name}; continue with 'longspan train --resume 'a long run''\n"
     assert Path("a long run/checkpoints/last.safetensors").is_file()
+
+
+LONG = ("--out", "a long run", "--stage.0.steps", "1000000")
+
+
+def test_a_signal_from_outside(recipe: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "longspan", "train", recipe, *LONG],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    send(signal.SIGINT, process.pid)
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 130, complaint
+    check_stopped(signal.SIGINT, complaint)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_another_signal_from_outside(recipe: str, number: int, status: int) -> None:
+    out, err = Path("out.txt"), Path("err.txt")
+    process = forks.start(forks.longspan, "train", recipe, *LONG, out=out, err=err)
+    assert process.pid is not None
+    send(number, process.pid)
+    assert forks.finish(process, 60) == status, err.read_text()
+    check_stopped(number, err.read_text())

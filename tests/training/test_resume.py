@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,17 +13,15 @@ from longspan.config import RunConfig
 from longspan.errors import UserError
 from longspan.kernels.span_attention import cpu
 from longspan.training import Interrupted, resume, train
+from tests import forks
 
 from .runs import Lines, Signals, metrics, outcome, small_config
-
-ROOT = Path(__file__).parents[2]
+from .victim import train_or_resume
 
 
 def kill(text: Path, run: Path, moment: str, number: int) -> None:
     """Train or resume in another process until it dies at the given moment."""
-    words = [sys.executable, "-m", "tests.training.victim", text, run, moment, number]
-    done = subprocess.run([*map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert forks.finish(forks.start(train_or_resume, text, run, moment, number)) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(

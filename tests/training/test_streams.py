@@ -14,6 +14,7 @@ import tomli_w
 
 from longspan.runs import RunFolder
 from longspan.training import Interrupted, train
+from tests import forks
 
 from .runs import Signals, metrics, outcome, small_config, small_table
 
@@ -69,9 +70,17 @@ def test_a_reader_that_goes_away(recipe: str, uninterrupted: Path) -> None:
     assert outcome(Path("run")) == outcome(uninterrupted)
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_streams(closed: str, tmp_path: Path) -> None:
-    for words, status in ((["recipes"], 0), (["recipes", "nonsense"], 1)):
+@pytest.mark.parametrize(
+    ("closed", "prints"),  # a table, or lines, since a table takes seconds
+    [
+        ("<&-", ["completion", "bash"]),
+        (">&-", ["recipes"]),
+        ("2>&-", ["completion", "bash"]),
+        ("<&- >&- 2>&-", ["recipes"]),
+    ],
+)
+def test_closed_streams(closed: str, prints: list[str], tmp_path: Path) -> None:
+    for words, status in ((prints, 0), (["recipes", "nonsense"], 1)):
         command = f"exec {shlex.join([*LONGSPAN, *words])} {closed}"
         done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=tmp_path, timeout=60)
         assert done.returncode == status
@@ -91,7 +100,7 @@ def test_training_with_closed_streams(recipe: str, uninterrupted: Path) -> None:
 def test_a_full_disk_behind_stdout_is_an_error(recipe: str) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("there is no /dev/full")
-    with open("/dev/full", "w") as full:
-        done = subprocess.run([*LONGSPAN, "train", recipe], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 1
-    assert "No space left on device" in done.stderr.splitlines()[-1]
+    said = Path("said.txt")
+    process = forks.start(forks.longspan, "train", recipe, out=Path("/dev/full"), err=said)
+    assert forks.finish(process) == 1
+    assert "No space left on device" in said.read_text().splitlines()[-1]

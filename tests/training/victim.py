@@ -1,6 +1,4 @@
-"""Trains the small run in a process of its own and kills itself with SIGKILL at a given moment.
-
-    python -m tests.training.victim TEXT RUN MOMENT NUMBER
+"""Trains the small run and kills its process with SIGKILL at a given moment.
 
 A moment is a function that is about to return, or is half done, for the NUMBER-th time.
 """
@@ -9,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,12 +77,11 @@ def in_an_evaluation(number: int) -> None:
     loop.evaluate = dying(number, lambda *_, **__: die(), loop.evaluate)
 
 
-if __name__ == "__main__":
-    text, run, moment, number = sys.argv[1:]
-    if Path(run).exists():
-        globals()[moment](int(number))
-        resume(Path(run))
+def train_or_resume(text: Path, run: Path, moment: str, number: int) -> None:
+    if run.exists():
+        globals()[moment](number)
+        resume(run)
     else:
-        config = small_config(Path(text))
-        globals()[moment](int(number))
-        train(config, Path(run))
+        config = small_config(text)
+        globals()[moment](number)
+        train(config, run)

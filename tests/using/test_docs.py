@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
 
 import longspan
 import longspan.nn
 import longspan.optim
 from longspan.testing import RULES
+from tests import forks
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 PARTS = (ROOT / "docs" / "nn.md").read_text(encoding="utf-8")
 
 
-def test_the_page_runs(tmp_path: Path) -> None:
+def output_of(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a program prints that runs in a process of its own, in this folder."""
+    monkeypatch.chdir(folder)
+    out, err = folder / "out.txt", folder / "err.txt"
+    process = forks.start(forks.program, program, out=out, err=err)
+    assert forks.finish(process, 240) == 0, err.read_text()
+    return out.read_text()
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 400)
     program = "\n".join(re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL))
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
+    assert "90% of the weight within" in output_of(program, tmp_path, monkeypatch)
     assert (tmp_path / "runs" / "stopped" / "checkpoints" / "best.safetensors").is_file()
-    assert "90% of the weight within" in done.stdout
 
 
 def test_what_the_page_names_is_there() -> None:
@@ -44,17 +45,9 @@ def test_what_the_page_names_is_there() -> None:
         assert (ROOT / "docs" / target).exists(), target
 
 
-def test_the_page_of_parts_runs(tmp_path: Path) -> None:
+def test_the_page_of_parts_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = "\n".join(re.findall(r"```python\n(.*?)```", PARTS, flags=re.DOTALL))
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
+    output_of(program, tmp_path, monkeypatch)
 
 
 def test_the_page_of_parts_has_every_part_with_its_signature() -> None:
