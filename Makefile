@@ -15,6 +15,10 @@ CHECKED := src tests benchmarks examples
 AUDIT := .venv-audit
 LOCK := .venv-lock
 CPP := $(wildcard src/longspan/kernels/*/*.cpp)
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The tests start many processes, which need not compile the sources again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: train test test-slow test-distributed test-faults test-browser test-cluster lint lock audit clean
 
@@ -22,13 +26,13 @@ train: $(VENV)/installed
 	$(BIN)/longspan train
 
 test: $(VENV)/installed-dev lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(PYTEST)
 
 test-slow: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n 2 -m slow tests
+	$(PYTEST) -m slow tests
 
 test-distributed: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n 2 -m 'distributed and not faults' tests
+	$(PYTEST) -m 'distributed and not faults' tests
 
 test-faults: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m faults tests

@@ -20,19 +20,31 @@ from tests.abuse.table import MISTAKES
 
 CACHES = ("checked", "content", "tokens")
 
+Snapshot = dict[str, tuple[int, int]]
+
 pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, Snapshot]:
+    """What is in the folder `now`: after one mistake, and so before the next."""
+    return {"now": dict(snapshot(folder))}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake.name for mistake in MISTAKES])
 def test_a_mistake_is_one_line_and_writes_nothing(
-    mistake: Mistake, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    mistake: Mistake,
+    folder: Path,
+    found: dict[str, Snapshot],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = dict(snapshot(folder))
     with open(os.devnull) as nothing:
         monkeypatch.setattr("sys.stdin", nothing)
         status = main(mistake.words)
     said = capfd.readouterr().err
-    assert dict(snapshot(folder)) == before
+    before, found["now"] = found["now"], dict(snapshot(folder))
+    assert found["now"] == before
     check(mistake, status, said)
 
 
@@ -49,12 +61,17 @@ def check(mistake: Mistake, status: int, said: str) -> None:
 
 def snapshot(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
     """Every file and folder below, with size and time; files in caches may be added."""
-    for here, folders, files in os.walk(folder):
-        if Path(here) == folder / "home":
-            folders[:] = [name for name in folders if name not in CACHES]
-        for name in (*folders, *files):
-            facts = os.lstat(os.path.join(here, name))
-            yield os.path.join(here, name), (facts.st_size, facts.st_mtime_ns)
+    skipped = {str(folder / "home" / name) for name in CACHES}
+    places = [str(folder)]
+    while places:
+        with os.scandir(places.pop()) as entries:
+            for entry in entries:
+                if entry.path in skipped:
+                    continue
+                facts = entry.stat(follow_symlinks=False)
+                yield entry.path, (facts.st_size, facts.st_mtime_ns)
+                if entry.is_dir(follow_symlinks=False):
+                    places.append(entry.path)
 
 
 def test_the_table_is_large_and_covers_every_subcommand() -> None:

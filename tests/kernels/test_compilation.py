@@ -74,7 +74,7 @@ def _size_of(kernel: Any, constants: dict[str, Any], pointers: dict[str, str], e
 
 @pytest.mark.parametrize(
     ("everything", "dynamic"),
-    [(True, True), (True, False), (False, False)],
+    [(True, True), pytest.param(True, False, marks=pytest.mark.slow), (False, False)],
 )
 def test_every_kernel_compiles(everything: bool, dynamic: bool) -> None:
     """In a process of its own: the interpreter that other tests use takes the compiler's place."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -31,6 +32,13 @@ def token_file(folder: Path, text: bytes, tokenizer: Tokenizer | None = None) ->
     return write_token_file(path, tokenizer or ByteTokenizer(), [text])
 
 
+def fingerprint_of(corpus: str, tokenizer: TokenizerConfig) -> str:
+    return fingerprint(corpora.find(corpus, lambda line: None), tokenizer)
+
+
+standard_library = cache(fingerprint_of)  # 30 MB, which stay as they are
+
+
 def run_folder(path: Path, tokenizer: Tokenizer | None = None, corpus: str = "python") -> RunFolder:
     """A run that never was: fresh weights as `best` and `last`, and three moments of spans."""
     tokenizer = tokenizer or ByteTokenizer()
@@ -42,8 +50,8 @@ def run_folder(path: Path, tokenizer: Tokenizer | None = None, corpus: str = "py
             tokenizer=TokenizerConfig(kind=tokenizer.kind, lowercase=tokenizer.lowercase),  # type: ignore[arg-type]
         ),
     )
-    text = corpora.find(corpus, lambda line: None)
-    run = RunFolder.create(path, config, tokenizer, fingerprint(text, config.data.tokenizer))
+    find = standard_library if corpus == "python" else fingerprint_of
+    run = RunFolder.create(path, config, tokenizer, find(corpus, config.data.tokenizer))
     model = tiny_model(tokenizer.vocabulary_size)
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for which in ("best", "last"):

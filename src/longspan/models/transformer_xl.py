@@ -136,6 +136,8 @@ def _initial_values(model: Stack) -> None:
 
     Blocks of plugins keep their own initial values.
     """
+    if any(weight.is_meta for weight in model.parameters()):  # nothing to fill, and torch takes long for it
+        return
     plugins = [part for part in model.modules() if isinstance(part, Block) and part.from_plugin]
     left_alone = {module for block in plugins for module in block.modules()}
     for module in model.modules():
