@@ -93,9 +93,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	touch $@
 
-$(VENV)/installed-dev: $(VENV)/installed
+$(VENV)/installed-dev: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	touch $(VENV)/installed $@
 
 clean:
 	rm -rf $(VENV) $(AUDIT) $(LOCK) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
