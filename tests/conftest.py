@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,8 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     replace_once_per_launch()
     # They would keep every seed, with the stack of its caller, until a GPU is used: 1 ms each.
-    torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = lambda seed: None
+    for devices in (torch.cuda, torch.xpu, torch.mtia):
+        devices.manual_seed_all = lambda seed: None
 
 gc.disable()  # until all tests are imported: almost nothing of that can be collected
 
@@ -38,9 +40,16 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session")
+def _homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folders that are not made until something is written; most tests write nothing."""
+    place = tmp_path_factory.mktemp("homes")
+    return (place / str(number) for number in count())
+
+
 @pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LONGSPAN_HOME", str(tmp_path / "longspan-home"))
+def _own_home(_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LONGSPAN_HOME", str(next(_homes)))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 

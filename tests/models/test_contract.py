@@ -24,7 +24,7 @@ from longspan.config import (
     VocabularyConfig,
 )
 from longspan.config.transformer_xl import XLVocabularyConfig
-from longspan.models import LanguageModel, Supernet, build_run
+from longspan.models import LanguageModel, Supernet, build_run, memory
 from longspan.registry import ARCHITECTURES
 from longspan.state import State
 from longspan.testing import RULES, check_model
@@ -185,8 +185,9 @@ SUPERNETS: dict[str, ModelConfig] = {
 NAMES = [*VARIANTS, *SUPERNETS]
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=NAMES, scope="module")
 def model(request) -> LanguageModel:
+    """One for all tests of a variant; they leave it as it is."""
     return make(request.param)
 
 
@@ -215,7 +216,9 @@ def fresh(variant: str) -> LanguageModel:
         config = RunConfig(model=VARIANTS[variant])
     else:
         config = RunConfig(model=SUPERNETS[variant], search=SearchConfig(num_blocks=3))
-    return build_run(config, VOCABULARY).double().eval()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "physical_memory", lambda: None)  # else all is built twice, to know its size
+        return build_run(config, VOCABULARY).double().eval()
 
 
 def settle(model: LanguageModel, variant: str) -> None:

@@ -19,6 +19,7 @@ from longspan.data.corpus import SPLITS
 from longspan.data.tokenizers.byte import ByteTokenizer
 from longspan.errors import UserError
 from longspan.evaluation import Score
+from longspan.home import home
 from longspan.runs import RunFolder
 from tests.using.tiny import run_folder
 
@@ -156,7 +157,7 @@ def test_token_files_that_are_damaged_are_made_again(
     other = tmp_path / "other.txt"
     other.write_text(TEXT * 2, encoding="utf-8")
     first = longspan.evaluate(run.path, other)
-    (file,) = (tmp_path / "longspan-home" / "tokens").rglob("whole.tokens")
+    (file,) = (home() / "tokens").rglob("whole.tokens")
     file.write_bytes(file.read_bytes()[:-1])
     assert longspan.evaluate(run.path, other) == first
     assert tokenized == ["whole.tokens"] * 2
