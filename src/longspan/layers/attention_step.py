@@ -1,6 +1,6 @@
 """Single tokens through an attention block, while the weights are fixed.
 
-Shapes: as in `attention.py`.
+Shapes: as in `attention.py`; E = R K, all rows of a token end to end.
 """
 
 from __future__ import annotations
