@@ -4,6 +4,7 @@
 # make audit   known vulnerabilities of the locked dependencies
 # make test-slow          the tests that take more than ten seconds
 # make test-distributed   trainings in 2 and 4 processes of torchrun, against one process
+# make test-more          both of these in one run, which is shorter
 # make test-faults   kills of runs, searches and ranks, which end as if nothing had happened; minutes
 # make test-browser  the pages in Debian's chromium; installs it if it is missing, which needs root
 # make test-cluster  Debian's Slurm on this machine, as two nodes; installs it and needs root
@@ -20,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # The tests start many processes, which need not compile the sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: train test test-slow test-distributed test-faults test-browser test-cluster lint lock audit clean
+.PHONY: train test test-slow test-distributed test-more test-faults test-browser test-cluster lint lock audit clean
 
 train: $(VENV)/installed
 	$(BIN)/longspan train
@@ -33,6 +34,9 @@ test-slow: $(VENV)/installed-dev
 
 test-distributed: $(VENV)/installed-dev
 	$(PYTEST) -m 'distributed and not faults' tests
+
+test-more: $(VENV)/installed-dev
+	$(PYTEST) -m 'slow or distributed and not faults' tests
 
 test-faults: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m faults tests
