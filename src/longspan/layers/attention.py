@@ -74,7 +74,6 @@ class Attention(AttentionHeads):
         if self.norm_first or not kernels_for(self.norm, self.query.weight, self.output_dropout):
             self._add_residual = torch.compile(self._add_residual)  # type: ignore[method-assign]
         self._gates, self._gate = torch.compile(self._gates), torch.compile(self._gate)
-        self._appended = torch.compile(self._appended)
 
     @torch.compiler.disable(reason="windows change while spans are learned: every change would compile again")
     def forward(
@@ -108,7 +107,9 @@ class Attention(AttentionHeads):
             after = State({"past": projected_memory.appended(past, new_BTXK, heads, depth)})
         elif self.keeps_keys:
             own_BTXK = select_heads(new_BTXK, indices_of((0, 1), inverse(heads.order), self.num_heads), dim=2)
-            after = State({"memory": self._appended(state.tensor("memory"), own_BTXK, self.span.caps, depth)})
+            after = State(
+                {"memory": kv_cache.appended(state.tensor("memory"), own_BTXK, self.span.caps, depth)}
+            )
         else:
             # Hidden states are only projected again, so the precision of the products is enough.
             new_BTD = h_BTD if self.norm_recalled else x_BTD.to(k_BHTK.dtype)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from longspan.kernels.linear import linear
 from longspan.kernels.qk_norm_rope import PURE, QKV, Mix, qk_norm_rope, rotated_pairs
 from longspan.kernels.span_attention import cuts_windows, head_groups
-from longspan.layers import kv_cache
 from longspan.layers.block import Block
 from longspan.layers.dropout import GrowingDropout, dropout
 from longspan.layers.head_groups import HeadGroups
@@ -90,7 +89,7 @@ class AttentionHeads(Block):
         self.output_gates = HeadGates(width, num_heads) if output_gates else None
         pairs, rope = self.head_width // 2, positions.rope
         self.still = pairs - rotated_pairs(pairs, rope.fraction) if key_offset and rope is not None else 0
-        self._gates, self._gate, self._appended = gates, gated, kv_cache.appended
+        self._gates, self._gate = gates, gated
 
     def _head_groups(self, block: int, x: Tensor) -> HeadGroups:
         """The window of each head on the device of `x`, and which heads are computed together."""

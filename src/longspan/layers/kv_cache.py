@@ -49,12 +49,15 @@ def appended(memory_BR2K: Tensor, new_BTXK: Tensor, caps: Sequence[int], depth: 
     old, block = by_head(memory_BR2K, caps), new_BTXK.shape[1]
     depth = min(depth, _depth(memory_BR2K.shape[1], caps) + block)
     new_BT2HK = new_BTXK.unflatten(2, (2, len(caps)))
-    pieces = []
-    for head, length in enumerate(_lengths(caps, depth)):
-        kept = max(0, length - block)
-        pieces.append(old[head][:, old[head].shape[1] - kept :].to(new_BTXK.dtype))
-        pieces.append(new_BT2HK[:, block - (length - kept) :, :, head])
-    return torch.cat([piece_BM2K.transpose(0, 1) for piece_BM2K in pieces]).transpose(0, 1)
+    size = (sum(_lengths(caps, depth)), new_BTXK.shape[0], 2, new_BTXK.shape[-1])
+    after_BR2K = new_BTXK.new_empty(size).transpose(0, 1)
+    for head, rows_BM2K in enumerate(by_head(after_BR2K, caps)):
+        kept = max(0, rows_BM2K.shape[1] - block)
+        fresh = rows_BM2K.shape[1] - kept
+        # `narrow` and not an index: an index of all rows is no view, and autograd refuses to write into it.
+        rows_BM2K.narrow(1, 0, kept).copy_(old[head][:, old[head].shape[1] - kept :])
+        rows_BM2K.narrow(1, kept, fresh).copy_(new_BT2HK[:, block - fresh :, :, head])
+    return after_BR2K
 
 
 def _lengths(caps: Sequence[int], depth: int) -> list[int]:
