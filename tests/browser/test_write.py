@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.browser.conftest import Open
 from tests.browser.looks import contrast, fits, until
@@ -230,6 +230,26 @@ def test_a_damaged_upload_is_refused_in_one_line(start: Open, tmp_path: Path, al
     assert "\n" not in (page.locator("#problem-text").text_content() or "\n")
     page.get_by_role("button", name="Close").click()
     expect(problem).to_be_hidden()
+
+
+def test_a_problem_stays_when_the_list_of_sessions_comes_late(
+    start: Open, tmp_path: Path, allowed: set[str]
+) -> None:
+    allowed.add("status of 4")
+    page = start()
+    waiting: list[Route] = []
+    page.route("**/v1/sessions", lambda route: waiting.append(route))
+    page.reload()
+    until(page, lambda: waiting)
+    file = tmp_path / "bad.safetensors"
+    file.write_bytes(b"not a state")
+    page.get_by_label("Upload a session").set_input_files(file)
+    problem = page.get_by_role("alert")
+    expect(problem).to_be_visible()
+    session = {"id": "one", "model": "small", "tokens": 3, "saved": False, "last_used": 0}
+    waiting[0].fulfill(json={"data": [session]})
+    expect(page.locator("#session-list li")).to_have_count(1)
+    expect(problem).to_be_visible()
 
 
 def test_problems_say_what_to_do(start: Open, allowed: set[str]) -> None:

@@ -4,7 +4,7 @@ import { Branch } from "./branch.js";
 import { make } from "./elements.js";
 import { clearToken } from "./look.js";
 import { nameOf, named } from "./names.js";
-import { attempt, clear, say } from "./notices.js";
+import { attempt, say } from "./notices.js";
 import { sessionList } from "./sessions.js";
 
 const get_ = (id) => document.getElementById(id);
@@ -137,6 +137,5 @@ export async function writing() {
     }
     limit();
     await sessions.refresh();
-    clear();
   });
 }
