@@ -32,7 +32,7 @@ def start(address: str, open_page: Open) -> Open:
         expect(page.get_by_role("combobox", name="model")).to_have_value("small")
         page.get_by_text("Settings").click()
         page.get_by_role("spinbutton", name="max tokens").fill(str(tokens))
-        # Letters of the text only: other bytes may be parts of a character, and then are no tokens on the page.
+        # Only letters of the text: other bytes may be parts of a character, and not tokens of the page.
         page.get_by_role("spinbutton", name="top-k").fill("8")
         page.get_by_role("textbox", name="Prompt").fill(PROMPT)
         return page

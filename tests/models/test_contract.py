@@ -154,6 +154,7 @@ VARIANTS: dict[str, ModelConfig] = {
         key_offset=True,
         rope_fraction=0.5,
         smear=True,
+        token_shift=True,
         residual_scalars=True,
         skip=True,
         backout=True,

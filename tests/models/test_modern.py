@@ -37,6 +37,7 @@ EVERY_PART = {
     "value_embeddings": True,
     "attention_gates": True,
     "smear": True,
+    "token_shift": True,
     "residual_scalars": True,
     "skip": True,
     "backout": True,
@@ -148,6 +149,8 @@ def by_hand(model: Stack, config: ModernConfig, tokens: Tensor) -> Tensor:
             found = found * gates(attention.output_gates, x)
         h = h + attention.out(found.transpose(1, 2).flatten(2))
         x = rms(h) * feed.norm.weight
+        if config.token_shift and layer == 0:
+            x = torch.cat([one_later(x)[..., : D // 2], x[..., D // 2 :]], dim=-1)
         inner = feed.expand(x)
         inner = ACTIVATIONS[config.feed_forward](inner)
         if feed.gate is not None:
@@ -186,6 +189,7 @@ def rms(x: Tensor) -> Tensor:
         {"value_embeddings": True, "memory": "keys-values"},
         {"attention_gates": True},
         {"smear": True},
+        {"token_shift": True, "feed_forward": "swiglu"},
         {"residual_scalars": True},
         {"residual_scalars": True, "skip": True, "backout": True, "num_layers": 7},
         EVERY_PART,

@@ -68,6 +68,9 @@ class ModernConfig:
         "what followed a match; needs rope_fraction below 1 and memory = keys-values",
     )
     smear: bool = option(False, help="add the embedding of the token before, with a learned gate")
+    token_shift: bool = option(
+        False, help="the first feed-forward layer reads half of its channels from the token before"
+    )
     residual_scalars: bool = option(
         False, help="every layer reads a weighted sum of the residual stream and the normed embedding"
     )

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from longspan.kernels.linear import FixedProduct
-from longspan.layers.block import Block, MemorylessStep
+from longspan.layers.block import Block, MemorylessStep, RowStep
 from longspan.layers.dropout import GrowingDropout, dropout
 from longspan.layers.linear import Linear
 from longspan.layers.post_norm import kernels_for, normed_sum
 from longspan.layers.projections import product_dtype
 from longspan.state import State
+
+PreparedFeedForward: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
+"""From the input of FF and the residual, [1, B, D] both, to their sum after FF."""
 
 
 class FeedForward(Block):
@@ -78,16 +82,26 @@ class FeedForward(Block):
             return None
         return kernels_for(self.norm, self.expand.weight, self.output_dropout)
 
-    def step_from(self, state: State) -> MemorylessStep:
+    def prepared(self) -> PreparedFeedForward:
+        """FF of single tokens, onto a residual, while the weights are fixed."""
         expand, contract = (FixedProduct(layer.weight, layer.bias) for layer in (self.expand, self.contract))
         gate = None if self.gate is None else FixedProduct(self.gate.weight, self.gate.bias)
 
-        def step(h_1BD: Tensor) -> Tensor:
-            x_1BD = self.norm(h_1BD) if self.norm_first else h_1BD
+        def read(x_1BD: Tensor, onto_1BD: Tensor) -> Tensor:
             inner = expand(x_1BD, activation=self.activation)
             if gate is not None:
                 inner = inner * gate(x_1BD)
-            out_1BD = contract(inner, onto=h_1BD)
-            return out_1BD if self.norm_first else self.norm(out_1BD)
+            return contract(inner, onto=onto_1BD)
+
+        return read
+
+    def step_from(self, state: State) -> RowStep:
+        read = self.prepared()
+
+        def step(h_1BD: Tensor) -> Tensor:
+            if self.norm_first:
+                return read(self.norm(h_1BD), h_1BD)
+            out_1BD: Tensor = self.norm(read(h_1BD, h_1BD))
+            return out_1BD
 
         return MemorylessStep(step)

@@ -12,6 +12,7 @@ Every layer is attention over a memory and then feed-forward, both pre-norm; the
 - Options from the NanoGPT speedrun: gates (`layers/head_mixing.py`), value embeddings and offset keys (`Mix`
   in `kernels/qk_norm_rope`), smear (`layers/smear.py`), weights of the residual stream
   (`layers/residual_stream.py`).
+- The first feed-forward block may also read the token before (`layers/token_shift.py`).
 - A position attends to itself and back as far as its head's span. A text starts with an empty memory.
 
 Matrices are initialised with N(0, 1/width), those that write to the residual stream with zeros. So a new
@@ -42,6 +43,7 @@ from longspan.layers.rms_norm import RMSNorm
 from longspan.layers.rotary import RotaryPositions
 from longspan.layers.short_convolution import ShortConvolution
 from longspan.layers.smear import Smear
+from longspan.layers.token_shift import ShiftedFeedForward
 from longspan.models.stack import Stack
 from longspan.output import SoftmaxHead
 
@@ -90,7 +92,7 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
                 key_offset=config.key_offset,
                 initial_gain=config.qk_gain,
             ),
-            FeedForward(
+            (ShiftedFeedForward if config.token_shift and layer == 0 else FeedForward)(
                 config.width,
                 config.inner_width,
                 activation=_ACTIVATIONS[config.feed_forward],
