@@ -19,8 +19,9 @@ from longspan.state import State
 class ShiftedFeedForward(FeedForward):
     """out_t = u_t + FF([x_{t-1}[:C]; x_t[C:]]) with x = LN(u): half of its input is of the token before.
 
-    So the block sees pairs of tokens, without attention (Peng et al., 2023). The state holds these channels
-    of the last token; a text begins with zeros.
+    So the block sees pairs of tokens, without attention. RWKV (Peng et al., 2023) mixes the two tokens by
+    learned weights instead. Always pre-norm. The state holds these channels of the last token; a text begins
+    with zeros.
     """
 
     @property
@@ -33,11 +34,10 @@ class ShiftedFeedForward(FeedForward):
 
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         x_BTD, shifted = self.norm(h_BTD), self.shifted
-        moved_BSC = torch.cat([state.tensor("before").to(x_BTD.dtype), x_BTD[..., :shifted]], dim=1)
-        out_BTD = self._feed_forward(torch.cat([moved_BSC[:, :-1], x_BTD[..., shifted:]], dim=-1))
-        return h_BTD + dropout(out_BTD, self.output_dropout, self.training), State(
-            {"before": moved_BSC[:, -1:]}
-        )
+        first_B1C, last_B1C = state.tensor("before").to(x_BTD.dtype), x_BTD[:, -1:, :shifted]
+        before_BTC = torch.cat([first_B1C, x_BTD[:, :-1, :shifted]], dim=1)
+        out_BTD = self._feed_forward(torch.cat([before_BTC, x_BTD[..., shifted:]], dim=-1))
+        return h_BTD + dropout(out_BTD, self.output_dropout, self.training), State({"before": last_B1C})
 
     def step_from(self, state: State) -> RowStep:
         return _ShiftedStep(self, self.prepared(), state)
