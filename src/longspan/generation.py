@@ -243,6 +243,8 @@ def sampling_distribution(
     scores_BV = (below_best_BV.double() / temperature).to(
         log_probs_BV.dtype
     )  # in float32 the temperature might be 0
+    if top_k is None and (top_p is None or top_p == 1):
+        return scores_BV.softmax(dim=-1)
     scores_BV, order_BV = scores_BV.sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
         scores_BV[:, top_k:] = -torch.inf
