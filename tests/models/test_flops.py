@@ -135,6 +135,6 @@ def test_a_supernet_costs_all_its_candidates_and_charges_for_each() -> None:
 
 def test_gates_count_and_value_embeddings_do_not() -> None:
     plain = ModernConfig(num_layers=1, width=D, num_heads=H, inner_width=20, memory="keys-values", span=FIXED)
-    gated = dataclasses.replace(plain, value_embeddings=True, attention_gates=True)
-    more = 2 * 2 * 12 * H  # two gates per head, each from twelve channels
+    gated = dataclasses.replace(plain, value_embeddings=True)
+    more = 2 * 12 * H  # a gate per head, from twelve channels
     assert flops(build(gated, V), SHAPE) == pytest.approx(flops(build(plain, V), SHAPE) + more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -10,14 +11,13 @@ from torch import Tensor
 
 from longspan.layers.block import Block, KeptStep, RowStep
 from longspan.layers.short_convolution import ShortConvolution
-from longspan.layers.smear import Smear
 from longspan.state import State
 
 from .test_contract import copies, equal, make, random_tokens, warm_state
 from .test_decoder import off_a_cpu
 
 WIDTH, ROWS = 16, 3
-BLOCKS = {"smear": lambda: Smear(WIDTH), "convolution": lambda: ShortConvolution(WIDTH, 4)}
+BLOCKS = {f"convolution of {n}": partial(ShortConvolution, WIDTH, n) for n in (2, 4)}
 each_block = pytest.mark.parametrize("new", BLOCKS.values(), ids=list(BLOCKS))
 
 

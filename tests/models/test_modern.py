@@ -35,12 +35,8 @@ EVERY_PART = {
     "qk_gain": 1.4,
     "key_offset": True,
     "value_embeddings": True,
-    "attention_gates": True,
-    "smear": True,
     "token_shift": True,
     "residual_scalars": True,
-    "skip": True,
-    "backout": True,
 }
 
 
@@ -54,7 +50,7 @@ def lively(config: ModernConfig) -> Stack:
                 parameter.normal_(std=0.3)
             elif name.endswith(("norm.weight", "gain_H")) or name.startswith("residual."):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-            elif name.startswith("values.") or name.endswith(("weight_HC", "weight_C", "scale")):
+            elif name.startswith("values.") or name.endswith(("weight_HC",)):
                 parameter.normal_()
     assert isinstance(model, Stack)
     return model
@@ -109,18 +105,11 @@ def by_hand(model: Stack, config: ModernConfig, tokens: Tensor) -> Tensor:
     distance = torch.arange(t)[:, None] - torch.arange(t)
     seen = (distance >= 0) & (distance < LIMIT)
     blocks, stream = list(model.blocks), model.residual
-    if config.smear:
-        smear = blocks.pop(0)
-        h = h + smear.scale * (h[..., :12] @ smear.weight_C).sigmoid()[..., None] * one_later(h)
     if stream is not None:
         first = h = rms(h)
-    after = []
     for layer, (attention, feed) in enumerate(zip(blocks[::2], blocks[1::2], strict=True)):
         if stream is not None:
             h = stream.scale_L[layer] * h + stream.embedding_L[layer] * first
-        if config.skip and layer == config.num_layers // 2:
-            gate = 2 * (first[..., :12] @ stream.skip_gate_C).sigmoid()[..., None]
-            h = h + stream.skip.sigmoid() * gate * after[config.num_layers // 4]
         x = rms(h) * attention.norm.weight
         q, k, v = (
             layer(x).unflatten(-1, (H, K)).transpose(1, 2)
@@ -131,8 +120,7 @@ def by_hand(model: Stack, config: ModernConfig, tokens: Tensor) -> Tensor:
             still = [i for i in range(K) if i % (K // 2) >= rotated]
             k[..., still] = one_later(k, dim=2)[..., still]
         if attention.value_gates is not None:
-            number = len(model.blocks) - len(blocks) + 2 * layer
-            table = model.values[str(number)](tokens).unflatten(-1, (H, K)).transpose(1, 2)
+            table = model.values[str(2 * layer)](tokens).unflatten(-1, (H, K)).transpose(1, 2)
             v = v + 2 * gates(attention.value_gates, x) * table
         if config.qk_norm:
             q, k = rms(q) * attention.qk_norm.gain_H[:, None, None], rms(k)
@@ -144,10 +132,7 @@ def by_hand(model: Stack, config: ModernConfig, tokens: Tensor) -> Tensor:
         q, k = (torch.complex(x[..., : K // 2], x[..., K // 2 :]) * turn for x in (q, k))
         scores = (q @ k.mH).real / math.sqrt(K)
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-        found = weights @ v
-        if attention.output_gates is not None:
-            found = found * gates(attention.output_gates, x)
-        h = h + attention.out(found.transpose(1, 2).flatten(2))
+        h = h + attention.out((weights @ v).transpose(1, 2).flatten(2))
         x = rms(h) * feed.norm.weight
         if config.token_shift and layer == 0:
             x = torch.cat([one_later(x)[..., : D // 2], x[..., D // 2 :]], dim=-1)
@@ -156,9 +141,6 @@ def by_hand(model: Stack, config: ModernConfig, tokens: Tensor) -> Tensor:
         if feed.gate is not None:
             inner = inner * feed.gate(x)
         h = h + feed.contract(inner)
-        after.append(h)
-    if config.backout:
-        h = h - stream.backout * after[2 * config.num_layers // 3]
     return rms(h) * model.final_norm.weight
 
 
@@ -187,11 +169,8 @@ def rms(x: Tensor) -> Tensor:
         {"rope_fraction": 0.5, "qk_gain": 1.5},
         {"rope_fraction": 0.5, "key_offset": True, "memory": "keys-values"},
         {"value_embeddings": True, "memory": "keys-values"},
-        {"attention_gates": True},
-        {"smear": True},
         {"token_shift": True, "feed_forward": "swiglu"},
         {"residual_scalars": True},
-        {"residual_scalars": True, "skip": True, "backout": True, "num_layers": 7},
         EVERY_PART,
     ],
 )
@@ -424,8 +403,6 @@ def test_parameters_and_costs_by_hand() -> None:
         ({"key_offset": True, "memory": "keys-values"}, "a rope_fraction below 1"),
         ({"key_offset": True, "rope_fraction": 0.5}, "key_offset needs memory"),
         ({"value_embeddings": True}, "value_embeddings needs memory"),
-        ({"skip": True}, "skip needs residual_scalars"),
-        ({"backout": True}, "backout needs residual_scalars"),
         ({"rope_base": 1.0}, "rope_base must be above 1"),
         ({"dropout": 1.0}, "dropout must be"),
         ({"convolution": 1}, "convolution must be"),

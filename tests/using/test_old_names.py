@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import longspan
-from longspan.config import AllAttentionConfig, ModernConfig, RunConfig, SpanConfig
+from longspan.config import AllAttentionConfig, ModernConfig, RunConfig, SpanConfig, schema
 from longspan.data.tokenizers.byte import ByteTokenizer
+from longspan.errors import UserError
 from longspan.models import build
 from longspan.runs import RunFolder, checkpoint
 from longspan.runs.checkpoint import _checksum
@@ -65,7 +66,7 @@ def test_facts_of_before() -> None:
     facts = checkpoint.current_facts(
         {
             "window": {"tokens": 3},
-            "settled": {"training.passage_length": 64, "model.width": 8},
+            "settled": {"training.passage_length": 64, "model.width": 8, "model.smear": False},
             "progress": {"step": 7, "position": {"blocks": 7, "offset": 64, "passes": 2}},
         }
     )
@@ -74,6 +75,15 @@ def test_facts_of_before() -> None:
         "fixed_options": {"training.segment_length": 64, "model.width": 8},
         "progress": {"step": 7, "position": {"blocks": 7, "offset": 64, "epoch": 2}},
     }
+
+
+@pytest.mark.parametrize("name", sorted(ModernConfig.REMOVED))
+def test_a_removed_option_is_read_if_it_was_off(name: str) -> None:
+    table = {"architecture": "modern", "width": 32, "num_heads": 2}
+    read = schema.read(RunConfig, {"model": table | {name: False}})
+    assert read == schema.read(RunConfig, {"model": table})
+    with pytest.raises(UserError, match=f"'model.{name}' was removed .*: leave it out"):
+        schema.read(RunConfig, {"model": table | {name: True}})
 
 
 def test_the_tool_warns_in_one_line(tmp_path: Path) -> None:

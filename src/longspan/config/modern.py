@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from longspan.config.schema import option, section
 from longspan.config.span import SpanConfig
@@ -14,6 +14,8 @@ _LONGEST_NGRAM = 64  # far beyond what repeats in a text
 @dataclass(frozen=True, kw_only=True)
 class ModernConfig:
     """A current transformer with spans and memory."""
+
+    REMOVED: ClassVar[frozenset[str]] = frozenset({"attention_gates", "smear", "skip", "backout"})
 
     num_layers: int = option(12, help="layers, each attention followed by feed-forward")
     width: int = option(512, help="size of the hidden states")
@@ -59,28 +61,16 @@ class ModernConfig:
         help="every other layer, the last included, adds a further embedding of the token to its values, "
         "with a learned gate per head; needs memory = keys-values",
     )
-    attention_gates: bool = option(
-        False, help="multiply the output of every head by a gate that depends on the token"
-    )
     key_offset: bool = option(
         False,
         help="the part of a key that RoPE does not rotate comes from the token before: a head then finds "
         "what followed a match; needs rope_fraction below 1 and memory = keys-values",
     )
-    smear: bool = option(False, help="add the embedding of the token before, with a learned gate")
     token_shift: bool = option(
         False, help="the first feed-forward layer reads half of its channels from the token before"
     )
     residual_scalars: bool = option(
         False, help="every layer reads a weighted sum of the residual stream and the normed embedding"
-    )
-    skip: bool = option(
-        False,
-        help="with residual_scalars: the middle layer also reads the stream after a quarter of the layers",
-    )
-    backout: bool = option(
-        False,
-        help="with residual_scalars: subtract a part of the stream after two thirds of the layers at the end",
     )
     memory: Literal["hidden", "keys-values"] = option(
         "hidden",
@@ -127,9 +117,6 @@ class ModernConfig:
         for name in ("key_offset", "value_embeddings"):
             if getattr(self, name) and self.memory != "keys-values":
                 raise ValueError(f'{name} needs memory = "keys-values"')
-        for name in ("skip", "backout"):
-            if getattr(self, name) and not self.residual_scalars:
-                raise ValueError(f"{name} needs residual_scalars")
         if not self.qk_gain > 0.0:
             raise ValueError("qk_gain must be above 0")
         if not self.rope_base > 1.0:

@@ -90,7 +90,10 @@ def help_of(field: dataclasses.Field[Any]) -> str:
 
 
 def read(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
-    """Build `cls` from a TOML table; an unknown key, a wrong type or a missing value is a `UserError`."""
+    """Build `cls` from a TOML table; an unknown key, a wrong type or a missing value is a `UserError`.
+
+    Options that an earlier version had, the names in `cls.REMOVED`, are read if they were off.
+    """
     if not isinstance(table, Mapping):
         raise UserError(f"'{where}' must be a table of options, not {shown(table)}")
     hints = typing.get_type_hints(cls)
@@ -104,6 +107,10 @@ def read(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
         name = _current_name(key.replace("-", "_"), fields, where)
         if name in values:
             raise UserError(f"'{dotted(where, name)}' is given twice, once by its old name: keep one")
+        if name in getattr(cls, "REMOVED", ()):
+            if value:
+                raise UserError(f"'{dotted(where, key)}' was removed (docs/log.md says why): leave it out")
+            continue
         if name not in fields:
             raise UserError(f"unknown key '{dotted(where, key)}'{nearest(name, fields)}")
         values[name] = _convert_field(fields[name], hints[name], value, dotted(where, name))

@@ -73,7 +73,7 @@ class Attention(AttentionHeads):
         self._normed = torch.compile(self._normed)  # type: ignore[method-assign]
         if self.norm_first or not kernels_for(self.norm, self.query.weight, self.output_dropout):
             self._add_residual = torch.compile(self._add_residual)  # type: ignore[method-assign]
-        self._gates, self._gate = torch.compile(self._gates), torch.compile(self._gate)
+        self._gates = torch.compile(self._gates)
 
     @torch.compiler.disable(reason="windows change while spans are learned: every change would compile again")
     def forward(
@@ -100,8 +100,7 @@ class Attention(AttentionHeads):
         context = self._context(heads, past, state, x_BTD)
         keep(self, q_BHTK, k_BHTK, heads.order, context)
         attended_BHTK = span_attention(q_BHTK, k_BHTK, v_BHTK, context)
-        attended_BTHK = self._gated(attended_BHTK.transpose(1, 2), x_BTC, heads.order)
-        out_BTD = self._project_out(attended_BTHK, heads.order, weights)
+        out_BTD = self._project_out(attended_BHTK.transpose(1, 2), heads.order, weights)
         depth = self.span.memory_length
         if "past" in state:
             after = State({"past": projected_memory.appended(past, new_BTXK, heads, depth)})
@@ -188,8 +187,8 @@ class Attention(AttentionHeads):
         """Projections, and for every head what it computes for the keys in its window W and memory M."""
         (B, T, _), K = shape, self.head_width
         D, positions = self.query.in_features, self._positions[0]
-        gates = [gate for gate in (self.value_gates, self.output_gates) if gate is not None]
-        layers = (self.query, self.key, self.value, self.out, self.span, *gates)
+        layers = [self.query, self.key, self.value, self.out, self.span]
+        layers += [] if self.value_gates is None else [self.value_gates]
         total = sum(flops(layer, shape) for layer in layers)
         for W in self.span.windows_for(T):
             M = _recalled(min(W, self.span.memory_length), shape)

@@ -17,7 +17,7 @@ from longspan.kernels.span_attention import cuts_windows, head_groups
 from longspan.layers.block import Block
 from longspan.layers.dropout import GrowingDropout, dropout
 from longspan.layers.head_groups import HeadGroups
-from longspan.layers.head_mixing import GATE_INPUTS, HeadGates, gated, gates, last_still
+from longspan.layers.head_mixing import GATE_INPUTS, HeadGates, gates, last_still
 from longspan.layers.linear import Linear
 from longspan.layers.persistent_memory import PersistentMemory
 from longspan.layers.positions import Positions
@@ -53,7 +53,6 @@ class AttentionHeads(Block):
         memory: Literal["hidden", "keys-values"] = "hidden",
         output_bias: bool = False,
         value_gates: bool = False,
-        output_gates: bool = False,
         key_offset: bool = False,
         initial_gain: float = 1.0,
     ) -> None:
@@ -86,10 +85,9 @@ class AttentionHeads(Block):
         self.empty_start = empty_start
         self.keeps_keys = memory == "keys-values"
         self.value_gates = HeadGates(width, num_heads) if value_gates else None
-        self.output_gates = HeadGates(width, num_heads) if output_gates else None
         pairs, rope = self.head_width // 2, positions.rope
         self.still = pairs - rotated_pairs(pairs, rope.fraction) if key_offset and rope is not None else 0
-        self._gates, self._gate = gates, gated
+        self._gates = gates
 
     def _head_groups(self, block: int, x: Tensor) -> HeadGroups:
         """The window of each head on the device of `x`, and which heads are computed together."""
@@ -157,11 +155,6 @@ class AttentionHeads(Block):
             last_B1H2S = last_still(rows_BTRK, self.num_heads, self.still)
             after["offset"] = select_heads(last_B1H2S, inverse(heads), dim=2)
         return Mix(value_BTHK, gate_BTH, before_B1H2S), after
-
-    def _gated(self, attended_BTHK: Tensor, x_BTC: Tensor, heads: list[int]) -> Tensor:
-        if self.output_gates is None:
-            return attended_BTHK
-        return self._gate(attended_BTHK, x_BTC, self.output_gates.of(heads))
 
     def _qk_norm_rope(
         self, rows_BTRK: Tensor, state: State, heads: list[int], mix: Mix = PURE, first: int = 0

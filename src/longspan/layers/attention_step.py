@@ -44,10 +44,10 @@ class AttentionStep(RowStep):
         block, order = self._block, self._weights.heads.order
         x_1BD = block.norm(h_1BD) if block.norm_first else h_1BD
         x_B1D = x_1BD.transpose(0, 1)
-        rows_1BE, value_1BH, output_1BH, _ = self._weights.project(x_1BD).split(self._weights.sizes, -1)
+        rows_1BE, gate_1BH, _ = self._weights.project(x_1BD).split(self._weights.sizes, -1)
         rows_B1RK = rows_1BE.reshape(h_1BD.shape[1], 1, -1, block.head_width)
         value_B1D = more[0].transpose(0, 1) if more else None
-        gate_B1H = value_1BH.transpose(0, 1).sigmoid() if block.value_gates is not None else None
+        gate_B1H = gate_1BH.transpose(0, 1).sigmoid() if block.value_gates is not None else None
         mix, mixed = block._mix(rows_B1RK, value_B1D, gate_B1H, self._kept, order)
         if self._unchanged:
             q_BHK, kv_BXK = rows_B1RK.squeeze(1).split_with_sizes(self._sizes, 1)
@@ -62,8 +62,6 @@ class AttentionStep(RowStep):
                 leaf.copy_(mixed[name])
             else:
                 leaf += 1  # tokens read
-        if block.output_gates is not None:
-            found_BHK = found_BHK * output_1BH.sigmoid().squeeze(0)[..., None]
         h_1BD = self._weights.project_out(found_BHK.reshape(1, h_1BD.shape[1], -1), onto=h_1BD)
         return h_1BD if block.norm_first else block.norm(h_1BD)
 
@@ -81,8 +79,8 @@ class AttentionStep(RowStep):
 class _Weights:
     """Projections, with their heads in the order of groups.
 
-    The gates of values and outputs are further rows of one matrix: they need no products of their own. Rows
-    of zeros make their number a multiple of `PARTS`.
+    The gates of value embeddings are further rows of the matrix: they need no product of their own. Rows of
+    zeros make their number a multiple of `PARTS`.
     """
 
     def __init__(self, block: Attention) -> None:
@@ -94,9 +92,8 @@ class _Weights:
         order = self.heads.order
         matrices = (layer.weight for layer in (block.query, block.key, block.value))
         parts = [torch.cat([block._rows(matrix, order) for matrix in matrices])]
-        for gates in (block.value_gates, block.output_gates):
-            rows_HC = weight[:0] if gates is None else gates.of(order)
-            parts.append(F.pad(rows_HC, (0, weight.shape[1] - rows_HC.shape[1])))
+        rows_HC = weight[:0] if block.value_gates is None else block.value_gates.of(order)
+        parts.append(F.pad(rows_HC, (0, weight.shape[1] - rows_HC.shape[1])))
         parts.append(weight.new_zeros(-sum(map(len, parts)) % PARTS, weight.shape[1]))
         self.sizes = [len(part) for part in parts]
         self.project = FixedProduct(torch.cat(parts))

@@ -1,4 +1,4 @@
-"""Gates of heads, and keys of the token before.
+"""Gates of value embeddings, and keys of the token before.
 
 Shapes: B batch, T block, H heads, K head width, R rows of heads, C inputs of a gate, S pairs that RoPE does
 not rotate.
@@ -40,11 +40,6 @@ class HeadGates(nn.Module):
 def gates(x_BTC: Tensor, weight_HC: Tensor) -> Tensor:
     """The gates of all heads, [B, T, H]."""
     return F.linear(x_BTC, weight_HC.to(x_BTC.dtype)).sigmoid()
-
-
-def gated(found_BTHK: Tensor, x_BTC: Tensor, weight_HC: Tensor) -> Tensor:
-    """The heads times their gates."""
-    return found_BTHK * gates(x_BTC, weight_HC)[..., None]
 
 
 def last_still(rows_BTRK: Tensor, heads: int, still: int) -> Tensor:

@@ -9,9 +9,8 @@ Every layer is attention over a memory and then feed-forward, both pre-norm; the
 - Queries and keys have QK-norm per head, then RoPE.
 - f(x) is relu(x)^2 or another activation; with SwiGLU, silu(W1 x) (V x) replaces f(W1 x).
 - Logits may be soft-capped: c tanh(s / c).
-- Options from the NanoGPT speedrun: gates (`layers/head_mixing.py`), value embeddings and offset keys (`Mix`
-  in `kernels/qk_norm_rope`), smear (`layers/smear.py`), weights of the residual stream
-  (`layers/residual_stream.py`).
+- Options from the NanoGPT speedrun: value embeddings and offset keys (`Mix` in `kernels/qk_norm_rope`),
+  weights of the residual stream (`layers/residual_stream.py`).
 - The first feed-forward block may also read the token before (`layers/token_shift.py`).
 - A position attends to itself and back as far as its head's span. A text starts with an empty memory.
 
@@ -42,7 +41,6 @@ from longspan.layers.residual_stream import ResidualStream
 from longspan.layers.rms_norm import RMSNorm
 from longspan.layers.rotary import RotaryPositions
 from longspan.layers.short_convolution import ShortConvolution
-from longspan.layers.smear import Smear
 from longspan.layers.token_shift import ShiftedFeedForward
 from longspan.models.stack import Stack
 from longspan.output import SoftmaxHead
@@ -64,8 +62,6 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
     blocks: list[Block] = []
     if config.convolution:
         blocks.append(ShortConvolution(config.width, config.convolution, norm=norm))
-    if config.smear:
-        blocks.append(Smear(config.width))
     first_blocks: list[int] = []
     tables: dict[int, nn.Embedding] = {}
     for layer in range(config.num_layers):
@@ -88,7 +84,6 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
                 qk_norm=config.qk_norm,
                 memory=config.memory,
                 value_gates=has_table,
-                output_gates=config.attention_gates,
                 key_offset=config.key_offset,
                 initial_gain=config.qk_gain,
             ),
@@ -125,9 +120,7 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
         dropout=output_dropout,
         inputs=inputs,
         values=tables,
-        residual=ResidualStream(config.width, first_blocks, skip=config.skip, backout=config.backout)
-        if config.residual_scalars
-        else None,
+        residual=ResidualStream(first_blocks) if config.residual_scalars else None,
     )
 
 

@@ -101,7 +101,7 @@ class Stack(LanguageModel):
             inputs = (h_BTD, states.branch(name), *more)
             result = block(*inputs) if around is None else around(block, *inputs)
             h_BTD, after[name] = checked(result, block, name, h_BTD)
-        return h_BTD if stream is None else stream.end(h_BTD), State(after)
+        return h_BTD, State(after)
 
     def _values(self, tokens: Tensor) -> Values:
         """What blocks add to their values: for every block that has a table, its rows."""
@@ -183,7 +183,6 @@ class _StackStep(RowStep):
                 h_1BD, blend = stream.before(number, h_1BD)
                 h_1BD = h_1BD if blend is None else blend.of(h_1BD)
             h_1BD = through(h_1BD, *values.get(name, ()))
-        h_1BD = h_1BD if stream is None else stream.end(h_1BD)
         norm = self._stack.final_norm
         return h_1BD if norm is None else norm(h_1BD)
 
