@@ -50,7 +50,7 @@ def lively(config: ModernConfig) -> Stack:
                 parameter.normal_(std=0.3)
             elif name.endswith(("norm.weight", "gain_H")) or name.startswith("residual."):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-            elif name.startswith("values.") or name.endswith(("weight_HC",)):
+            elif name.startswith("values.") or name.endswith("weight_HC"):
                 parameter.normal_()
     assert isinstance(model, Stack)
     return model

@@ -16,6 +16,7 @@ class ModernConfig:
     """A current transformer with spans and memory."""
 
     REMOVED: ClassVar[frozenset[str]] = frozenset({"attention_gates", "smear", "skip", "backout"})
+    """Options of earlier versions (see `schema.read`)."""
 
     num_layers: int = option(12, help="layers, each attention followed by feed-forward")
     width: int = option(512, help="size of the hidden states")
