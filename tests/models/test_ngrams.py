@@ -134,25 +134,29 @@ def test_narrow_tables_are_concatenated_and_projected() -> None:
     assert ngrams.widen.weight.shape == (D, 6)
 
 
-def test_what_is_read_again_is_read_with_tables_silent_about_some_tokens() -> None:
+@pytest.mark.parametrize(
+    ("epochs", "epoch", "probability"), [(1, 1, 0.3), (3, 1, 0.1), (3, 2, 0.2), (3, 3, 0.3), (3, 9, 0.3)]
+)
+def test_dropout_of_rows_grows_with_the_epochs(epochs: int, epoch: int, probability: float) -> None:
     torch.manual_seed(2)
-    ngrams = NgramEmbeddings(V, D, sizes=(2, 3), rows=40, dropout=0.25).double()
+    ngrams = NgramEmbeddings(V, D, sizes=(2, 3), rows=40, dropout=0.3, dropout_epochs=epochs).double()
     for table in ngrams.tables:
         torch.nn.init.normal_(table.weight)
     tokens = text(3000)
-    pairs, triples = (found_by_hand(ngrams, number, tokens) / 0.75 for number in (0, 1))
+    pairs, triples = (found_by_hand(ngrams, number, tokens) for number in (0, 1))
     ngrams.begin_epoch(0)
-    torch.testing.assert_close(ngrams(tokens, ngrams.initial_state(2))[0], 0.75 * (pairs + triples))
-    ngrams.begin_epoch(1)
-    said, _ = ngrams(tokens, ngrams.initial_state(2))
-    silent = 0
+    torch.testing.assert_close(ngrams(tokens, ngrams.initial_state(2))[0], pairs + triples)
+    ngrams.begin_epoch(epoch)
+    dropped, _ = ngrams(tokens, ngrams.initial_state(2))
+    counted = 0
     for pair, triple in ((1, 1), (1, 0), (0, 1), (0, 0)):
-        here = torch.isclose(said, pair * pairs + triple * triples).all(-1)
-        share = 0.75 ** (pair + triple) * 0.25 ** (2 - pair - triple)
+        kept = (pair * pairs + triple * triples) / (1 - probability)
+        here = torch.isclose(dropped, kept, rtol=1e-6).all(-1)
+        share = (1 - probability) ** (pair + triple) * probability ** (2 - pair - triple)
         assert abs(here.double().mean().item() - share) < 0.03
-        silent += here.sum()
-    assert silent == tokens.numel()
-    torch.testing.assert_close(ngrams.eval()(tokens, ngrams.initial_state(2))[0], 0.75 * (pairs + triples))
+        counted += here.sum()
+    assert counted == tokens.numel()
+    torch.testing.assert_close(ngrams.eval()(tokens, ngrams.initial_state(2))[0], pairs + triples)
 
 
 class TestModel:
@@ -231,6 +235,7 @@ class TestModel:
         ("ngrams=3", "'model.ngrams' must be a list"),
         ("ngram-rows=0", "ngram_rows must be at least 1"),
         ("ngram-dropout=1.0", "ngram_dropout must be at least 0 and below 1"),
+        ("ngram-dropout-epochs=0", "ngram_dropout_epochs must be at least 1"),
         ("ngram-width=0", "ngram_width must be between 1 and width"),
         ("ngram-width=1000", "ngram_width must be between 1 and width"),
         ("ngram-rows=2147483648", "ngram_rows must be at least 1 and below"),

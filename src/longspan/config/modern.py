@@ -55,6 +55,11 @@ class ModernConfig:
         help="probability that an n-gram table is dropped for a token, from epoch 2 on: otherwise rare "
         "n-grams are memorised",
     )
+    ngram_dropout_epochs: int = option(
+        1,
+        help="epochs in which ngram_dropout grows to its value, in equal steps from epoch 2 on: 1 for small "
+        "texts, 3 for large ones, of which less is memorised in an epoch",
+    )
     qk_norm: bool = option(True, help="QK-norm in every head", old_name="query_key_norm")
     qk_gain: float = option(1.0, help="with QK-norm: the learned scale of scores at the start")
     value_embeddings: bool = option(
@@ -91,7 +96,7 @@ class ModernConfig:
     span: SpanConfig = section(SpanConfig, help="where a head may look")
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "width", "num_heads", "inner_width"):
+        for name in ("num_layers", "width", "num_heads", "inner_width", "ngram_dropout_epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if self.width % self.num_heads:

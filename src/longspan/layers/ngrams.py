@@ -28,8 +28,9 @@ class NgramEmbeddings(InputLayer):
     `sizes`. Tables may be narrower than the model: their rows are concatenated, and a matrix that begins as
     N(0, 1/columns) projects them to its width.
 
-    From the second epoch on the tables have memorised the rare n-grams of the training text, and what follows
-    them. So in training, from then on, a table's row is dropped per token with probability `dropout`.
+    The more often the training text is read, the more the tables memorise its rare n-grams, and what follows
+    them. So in training a table's row is dropped per token, from the second epoch on, with a probability that
+    grows to `dropout` in `dropout_epochs` equal steps.
     """
 
     def __init__(
@@ -41,9 +42,10 @@ class NgramEmbeddings(InputLayer):
         rows: int,
         table_width: int | None = None,
         dropout: float = 0.0,
+        dropout_epochs: int = 1,
     ) -> None:
         super().__init__()
-        self.dropout = dropout
+        self.dropout, self.dropout_epochs = dropout, dropout_epochs
         # On the device, where a replayed CUDA graph reads it.
         self.row_dropout: Tensor
         self.register_buffer("row_dropout", torch.zeros(()), persistent=False)
@@ -74,7 +76,7 @@ class NgramEmbeddings(InputLayer):
 
     def begin_epoch(self, number: int) -> None:
         """Epochs count from 0: a text that is read for the first time cannot have been memorised."""
-        self.row_dropout.fill_(self.dropout if number > 0 else 0.0)
+        self.row_dropout.fill_(self.dropout * min(number / self.dropout_epochs, 1.0))
 
     def compile_parts(self) -> None:
         """Only the arithmetic: for tables, torch without compilation adds up gradients in a fixed order."""

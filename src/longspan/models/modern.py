@@ -110,6 +110,7 @@ def modern(config: ModernConfig, vocabulary_size: int) -> Stack:
             rows=config.ngram_rows,
             table_width=config.ngram_width,
             dropout=config.ngram_dropout,
+            dropout_epochs=config.ngram_dropout_epochs,
         )
     return Stack(
         embedding,

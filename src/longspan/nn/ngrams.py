@@ -20,7 +20,8 @@ class NgramEmbeddings(nn.Module):
     next block as `before`. They are stored as token + 1. Zeros, and no `before`, mean that a text begins.
 
     `dropout` drops whole rows, per token and table, but only from the second epoch on: tables memorise the
-    n-grams of the training text. Call `begin_epoch(number)` at the start of every epoch, 0 for the first.
+    n-grams of the training text. It grows to its value in `dropout_epochs` equal steps, one an epoch. Call
+    `begin_epoch(number)` at the start of every epoch, 0 for the first.
     """
 
     def __init__(
@@ -32,10 +33,17 @@ class NgramEmbeddings(nn.Module):
         rows: int,
         table_width: int | None = None,
         dropout: float = 0.0,
+        dropout_epochs: int = 1,
     ) -> None:
         super().__init__()
         self.layer = ngrams.NgramEmbeddings(
-            vocabulary_size, width, sizes=sizes, rows=rows, table_width=table_width, dropout=dropout
+            vocabulary_size,
+            width,
+            sizes=sizes,
+            rows=rows,
+            table_width=table_width,
+            dropout=dropout,
+            dropout_epochs=dropout_epochs,
         )
 
     def begin_epoch(self, number: int) -> None:
