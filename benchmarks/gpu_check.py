@@ -58,7 +58,7 @@ def main() -> int:
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     began = time.monotonic()
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-vv", "-rfEs", "--durations=10", *parallel, *options, *TESTS],
+        [sys.executable, "-m", "pytest", "-vvv", "-rfEs", "--durations=10", *parallel, *options, *TESTS],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         check=False,
