@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import signal
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from longspan.cli import main
-from longspan.config import RunConfig
+from longspan.config import RunConfig, schema
 from longspan.models.stack import Stack
 from longspan.runs import RunFolder
 from longspan.training import Interrupted, resume, train
@@ -119,6 +118,27 @@ def test_the_model_hears_how_often_the_text_was_read(
     assert told == [0] * 12 + [1] * 8
 
 
+# What flagship has and the small run has not.
+PARTS = {
+    "model.feed_forward": "squared-relu",
+    "model.rope_fraction": "0.5",
+    "model.value_embeddings": "true",
+    "model.key_offset": "true",
+    "model.token_shift": "true",
+    "model.residual_scalars": "true",
+    "model.qk_gain": "1.44",
+    "model.tied": "false",
+    "model.span.growth": "[0.25, 0.5, 1.0]",
+    "stage.0.optimizer": "normuon",
+    "stage.0.cautious_decay": "true",
+    "stage.0.weight_decay": "0.1",
+    "stage.0.momentum_warmup_steps": "10",
+    "stage.0.multi_token": "[0.5, 0.25]",
+    "stage.0.multi_token_until": "0.9",
+}
+
+
+@pytest.mark.parametrize("parts", [{}, PARTS], ids=["small", "parts of flagship"])
 @pytest.mark.parametrize(
     ("device", "precision"),
     [
@@ -130,14 +150,17 @@ def test_the_model_hears_how_often_the_text_was_read(
     ],
 )
 def test_it_goes_on_as_if_it_had_not_been_stopped(
-    tmp_path: Path, toml: Path, device: str, precision: str
+    tmp_path: Path, toml: Path, device: str, precision: str, parts: dict[str, str]
 ) -> None:
-    config = RunConfig.from_toml(toml.read_bytes(), str(toml))
-    there = dataclasses.replace(config.training, device=device, precision=precision)
-    config = dataclasses.replace(config, training=there)
+    table = schema.parse_toml(toml.read_bytes(), str(toml))
+    table["training"] |= {"device": device, "precision": precision, "deterministic": device == "cuda"}
+    for name, value in parts.items():
+        schema.override(table, name, value)
+    config = schema.read(RunConfig, table)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     train(config, whole)
     with pytest.raises(Interrupted):
         train(config, stopped, reporter=Signals("train step 15 ", signal.SIGINT))
     resume(stopped)
+    assert metrics(stopped)[-1]["valid"] == metrics(whole)[-1]["valid"]  # a failure of this is easy to read
     assert outcome(stopped) == outcome(whole)

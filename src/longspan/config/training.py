@@ -57,6 +57,11 @@ class TrainingConfig:
         help="torch.compile for all of the model except attention, whose shapes follow the spans; auto "
         "compiles on a GPU, unless block_jitter changes the block length",
     )
+    deterministic: bool = option(
+        False,
+        help="on a GPU: only operations that give the same bits every time, so that a resumed run equals one "
+        "that was never stopped; may be slower. A CPU does so anyway",
+    )
     compile_warmup: int = option(
         0,
         help="warm-up steps that are rolled back before training, so that its time excludes compilation",

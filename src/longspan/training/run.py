@@ -29,6 +29,7 @@ from longspan.runs.init import Init
 from longspan.runs.resume_checks import check_resumable, fixed_options
 from longspan.testing import ContractError, check_model
 from longspan.training import changed_options, initial_weights, resume_point
+from longspan.training.deterministic import deterministic
 from longspan.training.loop import Loop
 from longspan.training.out_of_memory import within_memory
 from longspan.training.reporter import Reporter
@@ -75,6 +76,7 @@ def train(
         distributed.joined(device, config.training.timeout_seconds),
         _log(reporter) as log,
         cpu_threads(config.training.threads),
+        deterministic(config.training.deterministic),
     ):
         _check_lanes(config.training)
         out = Path(distributed.text_from_first(str(out)))  # the first free name may differ between ranks
@@ -138,6 +140,7 @@ def resume(
         distributed.joined(pick_device(training.device), training.timeout_seconds),
         _log(reporter) as log,
         cpu_threads(training.threads),
+        deterministic(training.deterministic),
     ):
         _check_lanes(training)
         # Rank 0 decides, since the others may read while it changes the folder.
