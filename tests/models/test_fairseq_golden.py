@@ -23,7 +23,7 @@ from longspan.data.tokenizers.number import NumberTokenizer
 from longspan.evaluation import evaluate
 from longspan.interop import KINDS
 from longspan.interop.translation import Tensors
-from longspan.layers.span import span_penalty
+from longspan.layers.learned_span import span_penalty
 from longspan.models import Stack, build
 from longspan.optim.adagrad import Adagrad
 from longspan.state import State

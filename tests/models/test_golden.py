@@ -13,7 +13,7 @@ from longspan.config import EvaluationConfig
 from longspan.data.token_file import write_token_file
 from longspan.data.tokenizers.character import CharacterTokenizer
 from longspan.evaluation import evaluate
-from longspan.layers.span import span_penalty
+from longspan.layers.learned_span import span_penalty
 from longspan.models import Stack, build
 from longspan.optim.adagrad import Adagrad
 from longspan.state import State

@@ -12,7 +12,8 @@ from torch import Tensor
 from longspan.config import AdaptiveSpanConfig, GptConfig, ModernConfig, RunConfig, SpanConfig
 from longspan.layers.dynamic_span import DynamicSpan
 from longspan.layers.growth import Growth
-from longspan.layers.span import FixedSpan, LearnedSpan
+from longspan.layers.learned_span import LearnedSpan
+from longspan.layers.span import FixedSpan
 from longspan.models import LanguageModel, build
 from longspan.testing import check_model
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from longspan.kernels import span_attention as entry
 from longspan.kernels.layout import contiguous_split
 from longspan.layers.attention import Attention
+from longspan.layers.learned_span import LearnedSpan
 from longspan.layers.positions import LearnedDistanceKeys
 from longspan.layers.projections import end_to_end, rows_of_heads
-from longspan.layers.span import LearnedSpan
 from longspan.state import State
 
 HEADS, HEAD_WIDTH, WIDTH = 3, 4, 5

@@ -9,7 +9,8 @@ import torch
 
 from longspan.config import AdaptiveSpanConfig, ModernConfig, RunConfig, ShaRnnConfig, SpanConfig, schema
 from longspan.errors import UserError
-from longspan.layers.span import FixedSpan, LearnedSpan, rounded_up, span_penalty
+from longspan.layers.learned_span import LearnedSpan, span_penalty
+from longspan.layers.span import FixedSpan, rounded_up
 from longspan.models import build
 from longspan.models.windows import with_frozen_spans
 

@@ -27,7 +27,7 @@ from longspan.config import (
     TrainingConfig,
     TransformerXLConfig,
 )
-from longspan.layers.span import LearnedSpan
+from longspan.layers.learned_span import LearnedSpan
 from longspan.models import LanguageModel, build, build_run
 from longspan.state import State
 from longspan.training import Interrupted, graphs, resume, train

@@ -17,7 +17,7 @@ from longspan.data import Lanes, prepare
 from longspan.errors import UserError
 from longspan.flops import Shape, flops
 from longspan.generation import Decoder
-from longspan.layers.span import LearnedSpan
+from longspan.layers.learned_span import LearnedSpan
 from longspan.optim import Muon, build_optimizers, undeclared_notice
 from longspan.runs import RunFolder, checkpoint
 from longspan.training.averaging import Average

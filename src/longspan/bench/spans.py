@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from longspan.errors import UserError
-from longspan.layers.span import FixedSpan, LearnedSpan
+from longspan.layers.learned_span import LearnedSpan
+from longspan.layers.span import FixedSpan
 from longspan.models import LanguageModel
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from longspan.config import SpanConfig
 from longspan.layers.dynamic_span import DynamicSpan
-from longspan.layers.span import FixedSpan, LearnedSpan, Span
+from longspan.layers.learned_span import LearnedSpan
+from longspan.layers.span import FixedSpan, Span
 
 
 def build_span(config: SpanConfig, num_heads: int, width: int) -> Span:

@@ -19,9 +19,9 @@ docs/nn.md has signatures and snippets. The optimizers are in `longspan.optim`.
 
 from longspan.layers.dynamic_span import DynamicSpan
 from longspan.layers.embeddings import AdaptiveEmbedding
+from longspan.layers.learned_span import LearnedSpan
 from longspan.layers.persistent_memory import PersistentMemory
 from longspan.layers.positions import LearnedDistanceKeys, SinusoidDistances
-from longspan.layers.span import LearnedSpan
 from longspan.nn.attention import span_attention
 from longspan.nn.boom import Boom
 from longspan.nn.ngrams import NgramEmbeddings
