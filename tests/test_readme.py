@@ -101,8 +101,3 @@ def test_every_longspan_command_in_order_and_then_the_python(reader, capsys):
     (program,) = blocks("python")
     assert "longspan.load" in program
     exec(compile(program.replace("tokens=200", "tokens=5"), "README.md", "exec"), {"__name__": "__main__"})
-
-
-def test_what_the_readme_points_to_is_there():
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
