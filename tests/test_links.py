@@ -31,7 +31,9 @@ def test_what_a_page_links_to_is_there(page: Path) -> None:
 def rows(page: Path) -> set[tuple[str, str, str]]:
     """Value, unit and record of every row of results."""
     found = re.findall(
-        r"\| ([\d.,]+k?) \| ([^|]+) \| \[([^\]]+)\]\([^)]+\) \|$", page.read_text(encoding="utf-8"), re.MULTILINE
+        r"\| ([\d.,]+k?) \| ([^|]+) \| \[([^\]]+)\]\([^)]+\) \|$",
+        page.read_text(encoding="utf-8"),
+        re.MULTILINE,
     )
     assert found
     return {*found}
