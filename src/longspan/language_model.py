@@ -30,7 +30,7 @@ from longspan.models import LanguageModel, build_run
 from longspan.reading import Progress, TextState, begin, blocks, nats_of, read
 from longspan.registry import load_plugins
 from longspan.runs import RunFolder, checkpoint, pick_device
-from longspan.runs.check_weights import check_weights
+from longspan.runs.load_weights import load_weights
 from longspan.stop_strings import StopStrings
 
 _SHOWN = 50  # tokens of a prompt in a warning
@@ -338,10 +338,8 @@ def load(
     config = _overridden(folder.config, overrides or {})
     tokenizer = folder.tokenizer()
     path = _checkpoint(folder, which)
-    weights = checkpoint.load(path).below("model")
     model = build_run(config, tokenizer.vocabulary_size)
-    check_weights(model, weights, path)
-    model.load_state_dict(weights)
+    load_weights(model, path)
     target = pick_device(device)
     return LoadedModel(model.to(target).eval(), tokenizer, config, target, folder.path)
 

@@ -12,6 +12,7 @@ import longspan
 from longspan.config import RunConfig
 from longspan.layers.span import Span
 from longspan.models import LanguageModel
+from longspan.runs.init import Init
 from longspan.training import Interrupted, loop, resume, train
 from longspan.training.step import Updater
 
@@ -83,7 +84,7 @@ def test_the_warm_up_runs_every_shape_and_leaves_no_trace(
     assert outcome(run) == outcome(plain)
 
 
-def test_evaluations_see_what_steps_see_and_a_finished_run_sees_all(
+def test_evaluations_and_loaded_models_see_what_the_steps_before_saw(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[float] = []
@@ -95,10 +96,45 @@ def test_evaluations_see_what_steps_see_and_a_finished_run_sees_all(
 
     monkeypatch.setattr(loop, "evaluate", noting)
     run = train(config(text, "learned"), tmp_path / "run").path
-    # After steps 7, 14 and 21 of 21, as the next steps would; then the held-out splits.
-    assert seen == [0.5, 1.0, 1.0, 1.0, 1.0]
+    assert seen == [0.25, 0.5, 1.0, 1.0, 1.0]  # after steps 7, 14 and 21 of 21; then the held-out splits
     assert part(longspan.load(run).model) == 1.0
     seen.clear()
     changes = {"training__patience": 1, "training__evaluate_every": 3, "stage__0__learning_rate": 0.0}
-    train(small_config(text, **STEPS | SPANS["learned"] | GROWTH | changes), tmp_path / "stopped")
-    assert seen == [0.25, 0.25, 1.0, 1.0]  # it ended early
+    stopped = train(small_config(text, **STEPS | SPANS["learned"] | GROWTH | changes), tmp_path / "stopped")
+    assert seen == [0.25] * 4  # it ended early, and its best weights are of the first part
+    assert part(longspan.load(stopped.path).model) == 0.25
+
+
+@pytest.mark.parametrize("kind", SPANS)
+def test_an_interrupted_run_is_scored_as_it_was_while_it_trained(
+    text: Path, tmp_path: Path, kind: str
+) -> None:
+    with pytest.raises(Interrupted):
+        train(config(text, kind), tmp_path / "run", reporter=Signals("step 13 ", signal.SIGINT))
+    (logged,) = (line for line in metrics(tmp_path / "run") if line["kind"] == "valid")  # after step 7
+    seen = [part(longspan.load(tmp_path / "run", which=which).model) for which in ("best", "last")]
+    assert seen == [0.25, 0.5]
+    found = longspan.evaluate(tmp_path / "run", split="valid", max_tokens=logged["tokens"])
+    assert found.loss == pytest.approx(logged["loss"], rel=1e-6)
+
+
+def test_a_run_that_is_extended_does_not_go_back(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(config(text, "fixed"), tmp_path / "run").path
+    parts: list[float] = []
+    update = Updater.update
+
+    def noting(self: Updater, *arguments: Any, **options: Any) -> Any:
+        parts.append(part(self.model))
+        return update(self, *arguments, **options)
+
+    monkeypatch.setattr(Updater, "update", noting)
+    longer = small_config(text, **STEPS | SPANS["fixed"] | GROWTH | {"stage__1__steps": 39})
+    resume(run, config=longer)
+    assert parts == [1.0] * 30
+
+
+def test_a_run_from_the_weights_of_another_sees_all(text: Path, tmp_path: Path) -> None:
+    run = train(config(text, "learned"), tmp_path / "run").path
+    assert Init(run).recipe()["model"]["span"].get("growth", []) == []

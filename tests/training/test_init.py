@@ -63,6 +63,21 @@ class TestWeights:
             "tokenizer": True,
         }
 
+    def test_other_options_of_the_model_are_named(
+        self, text: Path, uninterrupted: Path, tmp_path: Path
+    ) -> None:
+        """The weights fit, and mean something else."""
+        said = Lines()
+        options = {
+            "model__span__ramp": 8,
+            "model__dropout": 0.0,
+            "stage__0__steps": 1,
+            "stage__1__steps": 1,
+        }
+        train(small_config(text, **options), tmp_path / "run", init=Init(uninterrupted), reporter=said)
+        (notice,) = (line for line in said.lines if "other options" in line)
+        assert notice == f"the model has other options than {uninterrupted}: model.span.ramp 4 -> 8"
+
     def test_training_starts_with_them(self, text: Path, uninterrupted: Path, tmp_path: Path) -> None:
         train(small_config(text), tmp_path / "run", init=Init(uninterrupted))
         assert metrics(tmp_path / "run")[0]["loss"] < metrics(uninterrupted)[0]["loss"] - 1

@@ -38,10 +38,11 @@ def test_checkpoints_without_a_part(tmp_path: Path, capsys: pytest.CaptureFixtur
     saved = checkpoint.load(last)
     progress = saved.facts["progress"]
     changed = [{name: value for name, value in saved.facts.items() if name != part} for part in saved.facts]
-    old = {"fixed_options", "optimizer_tensors"}  # checkpoints of earlier versions have none
+    old = {"fixed_options", "optimizer_tensors", "done"}  # checkpoints of earlier versions have none
     changed = [facts for facts in changed if old <= facts.keys()]
     odd = (None, [1], {"step": 1}, progress | {"position": None}, progress | {"position": [1]})
     changed += [saved.facts | {"progress": value} for value in odd]
+    changed += [saved.facts | {"done": value} for value in (None, "1", 1.5, float("nan"))]
     changed += [saved.facts | {"progress": {k: v for k, v in progress.items() if k != "position"}}]
     for facts in changed:
         checkpoint.save(last, saved.tensors, facts)

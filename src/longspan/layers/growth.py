@@ -12,7 +12,7 @@ from torch import Tensor, nn
 class Growth(nn.Module):
     """Which part of its window or limit a head sees: `parts[i]` in the i-th of equal parts of a training.
 
-    Without a training it is all. Nothing is saved: the part follows from how much of the training is done.
+    Without a training it is all. It has no weights: the part follows from how much of the training is done.
     It is on the device too, since a captured CUDA graph is replayed while it grows.
     """
 

@@ -177,7 +177,8 @@ class LearnedSpan(PenalisedSpan):
 
     def sizes_H(self) -> Tensor:
         """How many tokens each head can see, the ramp included."""
-        return self.sizes_of(self._in_tokens(self.fractions_H().detach().double()))
+        part = 1.0 if self.growth is None else self.growth.part
+        return self.sizes_of(self._in_tokens(self.fractions_H().detach().double().clamp(max=part)))
 
     def _in_tokens(self, fractions_H: Tensor) -> Tensor:
         if min(self.limits) == self.limit:

@@ -80,9 +80,10 @@ class LanguageModel(nn.Module, ABC):
         hooks.call_hook(self, "begin_epoch", number)
 
     def progress(self, done: float) -> None:
-        """Called before every step and evaluation of a run with the fraction of the training that is done.
+        """Called before every step of a run with the fraction of the training that is done.
 
-        A model that was never told is a finished one; after a training it is told 1.
+        It is saved with the weights, and a model that they are loaded into is told it. A model that was never
+        told is a finished one.
         """
         hooks.call_hook(self, "progress", done)
 

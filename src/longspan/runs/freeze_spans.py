@@ -8,9 +8,8 @@ from pathlib import Path
 from longspan.errors import UserError
 from longspan.models import build
 from longspan.models.windows import with_frozen_spans
-from longspan.runs import checkpoint
-from longspan.runs.check_weights import check_weights
 from longspan.runs.folder import RunFolder
+from longspan.runs.load_weights import load_weights
 
 
 def freeze_spans(run: RunFolder, out: Path) -> RunFolder:
@@ -22,10 +21,8 @@ def freeze_spans(run: RunFolder, out: Path) -> RunFolder:
     if run.config.search is not None:
         raise UserError("a search has no fixed blocks yet: train its found.toml, and freeze that run")
     tokenizer, best = run.tokenizer(), run.checkpoint("best")
-    weights = checkpoint.load(best).below("model")
     model = build(run.config.model, tokenizer.vocabulary_size)
-    check_weights(model, weights, best)
-    model.load_state_dict(weights)
+    weights = load_weights(model, best)
     config = replace(
         run.config,
         name=out.absolute().name,

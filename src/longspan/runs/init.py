@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from longspan.config import StageConfig, schema
+from longspan.config import ModelConfig, SpanConfig, StageConfig, schema
 from longspan.data import Tokenizer
 from longspan.errors import UserError
 from longspan.models import LanguageModel
@@ -76,7 +76,10 @@ class Init:
         _ = self.file
 
     def recipe(self) -> dict[str, Any]:
-        """The table of the run's configuration; an imported run has no stage and gets `FINE_TUNING`."""
+        """The table of the run's configuration, without `growth`: its windows have grown already.
+
+        An imported run has no stage and gets `FINE_TUNING`.
+        """
         self.check()
         run = self.run
         if run is None:
@@ -86,6 +89,7 @@ class Init:
         config = replace(
             run.config,
             description=f"Starts from the weights of {run.config.name}",
+            model=_without_growth(run.config.model),
             stage=run.config.stage or (FINE_TUNING,),
             expected={},
         )
@@ -154,6 +158,11 @@ class Init:
             "partial": self.partial,
             "tokenizer": self.with_tokenizer and self.run is not None,
         }
+
+
+def _without_growth(model: ModelConfig) -> ModelConfig:
+    span = getattr(model, "span", None)
+    return replace(model, span=replace(span, growth=())) if isinstance(span, SpanConfig) else model
 
 
 def _sha256(content: Any) -> str:

@@ -28,7 +28,7 @@ _FIXED = (
     "training.seed",
 )
 # Nothing in a checkpoint depends on these.
-_CHANGEABLE = ("model.*dropout", "model.weight_drop", "model.*penalty*")
+_CHANGEABLE = ("model.*dropout*", "model.weight_drop", "model.*penalty*", "model.*growth")
 
 
 def fixed_options(config: RunConfig, stage: int) -> dict[str, Any]:
@@ -39,11 +39,7 @@ def fixed_options(config: RunConfig, stage: int) -> dict[str, Any]:
         "search": asdict(config.search) if config.search else {},
         "training": asdict(config.training),
     }
-    options = {
-        name: value
-        for name, value in _flat(tables)
-        if _matches(name, _FIXED) and not _matches(name, _CHANGEABLE)
-    }
+    options = {name: value for name, value in _flat(tables) if is_fixed(name)}
     options[f"stage.{stage}.optimizer"] = config.stage[stage].optimizer  # its state has one kind
     return options
 
@@ -55,11 +51,16 @@ def check_resumable(source: Path | str, config: RunConfig, stage: int, before: M
     """
     now = fixed_options(config, stage)
     for name, value in before.items():
-        if now.get(name) != value:
+        if now.get(name) != value and not _matches(name, _CHANGEABLE):  # older checkpoints name more
             raise UserError(
                 f"{source} has {name} = {shown(now.get(name))}, but the run began with {shown(value)}: "
                 "put that back, or start a new run"
             )
+
+
+def is_fixed(name: str) -> bool:
+    """Whether this option decides what weights and carried state mean, or how the text is read."""
+    return _matches(name, _FIXED) and not _matches(name, _CHANGEABLE)
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

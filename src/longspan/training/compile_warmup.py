@@ -70,6 +70,7 @@ def warm_up_compilation(
 
 def _with_other_shapes(model: LanguageModel, state: State, done: float) -> list[float]:
     """A fraction of the training for each further shape that the model will have, the last shape first."""
+    model.progress(done)
     known, found = {model.shape_key(state)}, []
     for number in range(1, PROBES + 1):
         later = done + (1.0 - done) * number / PROBES

@@ -26,6 +26,7 @@ from longspan.models import LanguageModel
 from longspan.optim import fraction, momentum, multi_token_weights, undeclared_notice
 from longspan.progress import duration
 from longspan.runs import Checkpoint, RunFolder, checkpoint
+from longspan.runs.load_weights import trained
 from longspan.runs.resume_checks import fixed_options
 from longspan.training import parallel, train_state
 from longspan.training.averaging import Average
@@ -96,7 +97,7 @@ class Loop:
                 self._restore(resume_from)
 
     def _begin(self) -> None:
-        self._progress, self._loss_meter = RunProgress(), LossMeter()
+        self._progress, self._loss_meter, self._done = RunProgress(), LossMeter(), 0.0
         self._begin_stage()
         self._state = distributed.initial_state(self._model, len(self._lanes))
         self._records = self._own_records()
@@ -110,6 +111,9 @@ class Loop:
             self._folder.checkpoint("best")
         ):  # it was lost: the next evaluation writes a new one
             self._progress.best_loss, self._progress.evaluated, self._progress.since_best = None, 0, 0
+        self._done = trained(
+            facts, self._folder.checkpoint("last"), self._progress.done(self._estimated_stages)
+        )
         self._begin_stage()
         self._state = train_state.unpack(
             saved,
@@ -154,7 +158,6 @@ class Loop:
 
     def _train(self) -> None:
         training, progress = self._config.training, self._progress
-        self._tell_progress()
         if training.compile_warmup:
             warm_up_compilation(
                 training.compile_warmup,
@@ -164,12 +167,12 @@ class Loop:
                 self._blocks,
                 progress.position,
                 self._state,
-                progress.done(self._estimated_stages),
+                self._done_now(),
             )
+        self._model.progress(self._done)  # an evaluation may be due before the next step
         self._clock.lap()  # time spent before this point is not training time
         while True:
             if self._due(training.evaluate_every) and progress.evaluated != progress.step:
-                self._tell_progress()
                 self._evaluate()
             if self._unsaved and (self._due(training.checkpoint_every) or self._minutes_are_over()):
                 self._save("last")
@@ -264,7 +267,8 @@ class Loop:
         if block.begins:
             self._state = distributed.initial_state(self._model, block.tokens_BT.shape[0])
         self._model.begin_epoch(block.position.epoch)
-        self._tell_progress()
+        self._done = self._done_now()
+        self._model.progress(self._done)
         now = (progress.stage_step + 1, progress.stage_seconds, self._epochs(block))
         part = fraction(stage, *now)
         progress.learning_rate = stage.learning_rate * part
@@ -291,8 +295,9 @@ class Loop:
         self._unsaved = True
         self._show_status()
 
-    def _tell_progress(self) -> None:
-        self._model.progress(self._progress.done(self._estimated_stages))
+    def _done_now(self) -> float:
+        """The fraction of the training that is done. A run that was extended does not go back."""
+        return max(self._done, self._progress.done(self._estimated_stages))
 
     def _count_time(self) -> None:
         """Add the time since the last lap to the training time."""
@@ -405,7 +410,6 @@ class Loop:
     def _finish(self) -> None:
         """Score the best weights on the held-out splits; the `final` line marks the run as finished."""
         progress = self._progress
-        self._model.progress(1.0)
         if self._loss_meter.tokens:
             self._log()
         if progress.evaluated != progress.step:
@@ -413,8 +417,10 @@ class Loop:
         if self._unsaved:
             self._save("last")
         self._writer.wait()
-        best = checkpoint.load(self._folder.checkpoint("best"))
+        path = self._folder.checkpoint("best")
+        best = checkpoint.load(path)
         train_state.load_weights(self._model, best.below("model"))
+        self._model.progress(trained(best.facts, path))
         limit, held_out = self._config.evaluation.max_tokens_final, self._corpus.splits
         line = {
             "kind": "final",
@@ -458,6 +464,7 @@ class Loop:
             facts = {
                 "fixed_options": fixed_options(self._config, self._progress.stage),
                 "progress": self._progress.to_json(),
+                "done": self._done,
                 "loss_meter": self._loss_meter.to_json(),
                 "scaler": self._updater.scaler.state_dict(),
                 "lengths": self._records.sync(),

@@ -23,9 +23,9 @@ from longspan.models import LanguageModel, build_run
 from longspan.optim import build_optimizers
 from longspan.runs import Checkpoint, RunFolder, checkpoint, lock, pick_device
 from longspan.runs.auto_options import resolved
-from longspan.runs.check_weights import check_weights
 from longspan.runs.environment import device_name, differences, environment
 from longspan.runs.init import Init
+from longspan.runs.load_weights import check_weights
 from longspan.runs.resume_checks import check_resumable, fixed_options
 from longspan.testing import ContractError, check_model
 from longspan.training import changed_options, initial_weights, resume_point
@@ -96,7 +96,7 @@ def train(
             model = _build_model(config, corpus, device)
             started_from = None
             if init is not None:
-                started_from = initial_weights.load_first(init, model, corpus.tokenizer, log)
+                started_from = initial_weights.load_first(init, model, config, corpus.tokenizer, log)
             for stage in config.stage:
                 build_optimizers(model, stage)
             if config.plugins:

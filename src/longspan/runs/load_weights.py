@@ -1,15 +1,37 @@
-"""Checks that the weights of a checkpoint match a model."""
+"""Loads the weights of a checkpoint into a model, after checking that they match."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from longspan.errors import UserError
 from longspan.models import LanguageModel
+from longspan.runs import checkpoint
+
+
+def load_weights(model: LanguageModel, path: Path) -> dict[str, Tensor]:
+    """Load the weights of the checkpoint `path`, with windows as far grown as when they were saved."""
+    saved = checkpoint.load(path)
+    weights = saved.below("model")
+    check_weights(model, weights, path)
+    model.load_state_dict(weights)
+    model.progress(trained(saved.facts, path))
+    return weights
+
+
+def trained(facts: Mapping[str, Any], path: Path, default: float = 1.0) -> float:
+    """The fraction of its training that the weights of a checkpoint have seen; `default` if it is old."""
+    done = facts.get("done", default)
+    if not isinstance(done, float | int) or not 0.0 <= done <= 1.0:
+        raise UserError(
+            f"{path} is not a checkpoint of longspan: 'done' is {done!r}, not a number from 0 to 1"
+        )
+    return done
 
 
 def check_weights(model: LanguageModel, weights: Mapping[str, Tensor], path: Path) -> None:
