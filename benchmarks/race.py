@@ -57,6 +57,8 @@ LOGS = ("config.toml", "environment.json", "metrics.jsonl", "spans.jsonl")
 def main(argv: Sequence[str] | None = None) -> int:
     args, dotted = _parser().parse_known_args(argv)
     try:
+        if loose := [word for word in dotted if "=" not in word]:
+            raise UserError(f"options of recipes are written with '=', as in {loose[0]}=VALUE")
         race(args, split_overrides(dotted))
     except UserError as problem:
         print(f"race: {problem}", file=sys.stderr)
@@ -71,6 +73,8 @@ def race(args: argparse.Namespace, overrides: list[tuple[str, str]]) -> None:
     device = pick_device(args.device)
     if args.bytes < 1:
         raise UserError(f"--bytes must be at least 1, not {args.bytes}")
+    if not 0 < args.seconds < math.inf:
+        raise UserError(f"--seconds must be a number above 0, not {args.seconds:g}")
     seeds = race_summary.seeds_of(args.seed)
     _check_not_ours(overrides)
     if args.weights and args.out is None:
@@ -81,7 +85,8 @@ def race(args: argparse.Namespace, overrides: list[tuple[str, str]]) -> None:
         _check_logs([_logs(config, seed, args.out) for config in configs for seed in seeds])
         _make_folder(args.out)
     folder = race_corpus.written(args.corpus, pattern=args.files, num_bytes=args.bytes, part=args.part)
-    corpus = prepare(DataConfig(corpus=str(folder)))
+    data = DataConfig(corpus=str(folder), binary=True)
+    corpus = prepare(data)
     for entrant in entrants:
         readings, _ = _readings(entrant, len(corpus.splits["test"]))
         race_protocol.check_reach(readings, len(corpus.splits["valid"]))
@@ -96,7 +101,7 @@ def race(args: argparse.Namespace, overrides: list[tuple[str, str]]) -> None:
                 )
             else:
                 training = replace(entrant.training, seed=seed)
-                config = replace(entrant, data=DataConfig(corpus=str(folder)), training=training)
+                config = replace(entrant, data=data, training=training)
                 found = run_recipe(config, corpus, device, args.out, peak, weights=args.weights)
                 found["changed"] = dict(overrides)
             lines.append(_result({"seed": seed, "part": args.part, **found}, corpus, device))
@@ -146,7 +151,9 @@ def _config(recipe: str, overrides: list[tuple[str, str]], args: argparse.Namesp
     apply(table, overrides)
     table["training"] = {"compile_warmup": WARMUP} | table.get("training", {})
     config = schema.read(RunConfig, table)
-    steps = sum(stage.steps for stage in config.stage)
+    if any(stage.steps is None for stage in config.stage):
+        raise UserError(f"{recipe} has a stage of epochs: the race divides its time by steps, so give steps")
+    steps = sum(stage.steps or 0 for stage in config.stage)
     return replace(
         config,
         data=DataConfig(),
@@ -159,7 +166,7 @@ def _config(recipe: str, overrides: list[tuple[str, str]], args: argparse.Namesp
             checkpoint_minutes=0,
         ),
         stage=tuple(
-            replace(stage, max_seconds=args.seconds * stage.steps / steps, steps=NO_END)
+            replace(stage, max_seconds=args.seconds * (stage.steps or 0) / steps, steps=NO_END)
             for stage in config.stage
         ),
     )

@@ -137,6 +137,29 @@ def test_how_far_a_recipe_looks_back() -> None:
     assert far == {"gpt": 1024, "flagship": 8192, "txl-enwik8": 512, "sha-rnn": 5000, "enwik8": 8192}
 
 
+def test_stages_share_the_seconds_by_their_steps(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(
+        'name = "own"\n[model]\narchitecture = "gpt"\n'
+        "[[stage]]\nsteps = 300\nlearning_rate = 0.1\n[[stage]]\nsteps = 100\nlearning_rate = 0.1\n"
+    )
+    args = race._parser().parse_args(["own", "--seconds", "220"])
+    stages = race._config(str(own), [], args).stage
+    assert [stage.max_seconds for stage in stages] == [165, 55]
+    assert [stage.steps for stage in stages] == [race.NO_END] * 2
+
+
+@pytest.mark.parametrize(("block_length", "warm"), [(32, 64), (96, 96)])
+def test_lanes_are_warmed_by_the_look_back_or_a_longer_block(block_length: int, warm: int) -> None:
+    table = recipes.load("quickstart")
+    table["model"]["span"]["limit"] = 64
+    table["training"]["block_length"] = block_length
+    assert race._readings(schema.read(RunConfig, table), 5000) == (
+        race_protocol.streams(5000, race.LANES, warm),
+        block_length,
+    )
+
+
 TINY = [
     *("--training.batch_size=8", "--training.block_length=16", "--training.log_every=5"),
     *("--training.precision=float32", "--training.compile=false", "--training.compile_warmup=1"),
@@ -148,7 +171,7 @@ def run(tmp_path: Path, *words: str) -> int:
     source = tmp_path / "text.py"
     source.write_bytes(TEXT)
     options = ["--corpus", str(source), "--seconds", "0.5", "--device", "cpu", "--out", str(tmp_path / "out")]
-    return race.main([*words, *options])
+    return race.main([*options, *words])
 
 
 def test_a_race(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,6 +275,11 @@ def test_a_race_on_the_valid_part(tmp_path: Path, home: Path, capsys: pytest.Cap
         (["gpt", "--stage.0.max-seconds=9"], "is set by the race"),
         (["gpt", "--model.context=9000"], "4,501 bytes must come before the scored part"),
         (["gpt", "--bytes", "-1"], "--bytes must be at least 1"),
+        (["gpt", "--seconds", "0"], "--seconds must be a number above 0"),
+        (["gpt", "--seconds", "nan"], "--seconds must be a number above 0"),
+        (["gpt", "--seconds", "inf"], "--seconds must be a number above 0"),
+        (["gpt", "--model.context", "64"], "options of recipes are written with '=', as in --model.context="),
+        (["gpt", "--stage.0.steps=none", "--stage.0.epochs=2"], "has a stage of epochs"),
     ],
 )
 def test_mistakes_show_before_anybody_has_started(

@@ -24,10 +24,19 @@ SIZES = {"num_layers": 2, "width": 16, "num_heads": 2, "inner_width": 32}
 ADAGRAD = {"optimizer": "adagrad", "learning_rate": 0.05, "clip_norm": 0.03, "warmup_steps": 3}
 ADAMW = {"optimizer": "adamw", "learning_rate": 0.01, "clip_norm": 0.5, "weight_decay": 0.1}
 LAMB = {"optimizer": "lamb", "learning_rate": 0.01, "clip_norm": 0.5}
-MUON = {"optimizer": "muon", "learning_rate": 0.01, "clip_norm": 0.5, "weight_decay": 0.1}
+# Residual scalars have no gradient while blocks add nothing: epsilon is far above its rounding errors.
+EPSILON = 1e-5
+MUON = {
+    "optimizer": "muon",
+    "learning_rate": 0.01,
+    "epsilon": EPSILON,
+    "clip_norm": 0.5,
+    "weight_decay": 0.1,
+}
 NORMUON = {
     "optimizer": "normuon",
     "learning_rate": 0.01,
+    "epsilon": EPSILON,
     "weight_decay": 0.1,
     "cautious_decay": True,
     "embedding_learning_rate": 0.02,
@@ -77,7 +86,22 @@ CASES: dict[str, dict[str, Any]] = {
         "training": {"activation_checkpointing": True},
     },
     "flagship": {
-        "model": {"architecture": "modern", **SIZES, "span": SPAN, "tied": True},
+        "model": {
+            "architecture": "modern",
+            **SIZES,
+            "memory": "keys-values",
+            "ngrams": [2, 3],
+            "ngram_rows": 64,
+            "ngram_width": 8,
+            "rope_fraction": 0.5,
+            "key_offset": True,
+            "value_embeddings": True,
+            "token_shift": True,
+            "residual_scalars": True,
+            "softcap": 15.0,
+            "tied": True,
+            "span": SPAN | {"limit_shortest": 8, "start": 0.5, "growth": [0.5, 1.0], "memory": "full"},
+        },
         "stage": [MUON | {"steps": 2}, NORMUON | {"steps": 6, "multi_token": [0.5]}],
         "training": {"micro_batches": 2},
     },

@@ -16,7 +16,7 @@ from longspan.errors import UserError
 from longspan.evaluation import DynamicScore, dynamic_evaluation
 from longspan.evaluation.dynamic import _adapted_weights, adapting, mean_squares
 from longspan.evaluation.dynamic_rules import Rms, Sgd
-from longspan.evaluation.protocols import every_token
+from longspan.evaluation.protocols import EvaluationPlan, Lane, every_token
 from longspan.models import LanguageModel, build_run
 from tests.models.test_contract import VARIANTS, VOCABULARY
 from tests.using.tiny import tiny_model
@@ -67,6 +67,41 @@ def test_a_step_changes_the_scores_after_it_only() -> None:
     assert all(one != other for one, other in zip(moved[1:], still[1:], strict=True))
 
 
+def test_lanes_of_unequal_length_by_hand() -> None:
+    """A step is on the mean over all targets of a block. The state is the one from before the step."""
+    lanes = Lane(0, 29), Lane(40, 11), Lane(60, 20)
+    plan = EvaluationPlan(lanes, 60, "")
+    model, rate, decay = copy.deepcopy(tiny_model()), 0.5, 0.1
+    weights = _adapted_weights(model)
+    found = list(adapting(model, Sgd(weights, rate, decay), weights, TEXT, plan, 8, "cpu"))
+
+    model = copy.deepcopy(tiny_model())
+    weights = _adapted_weights(model)
+    trained = [weight.detach().clone() for weight in weights]
+    states = [model.initial_state(1) for _ in lanes]
+    for begin, nats_of_block in zip(range(0, 29, 8), found, strict=True):
+        nats, targets = torch.zeros(()), 0
+        for number, lane in enumerate(lanes):
+            text = torch.from_numpy(TEXT[lane.start + begin : lane.start + min(begin + 8, lane.length) + 1])
+            if len(text) > 1:
+                hidden, after = model(text[None, :-1], states[number])
+                nats = nats + model.head.nll(hidden, text[None, 1:]).sum()
+                targets += len(text) - 1
+                states[number] = after.detach()
+        assert float(nats_of_block) == pytest.approx(nats.item(), rel=1e-5)
+        gradients = torch.autograd.grad(nats / targets, weights, materialize_grads=True)
+        with torch.no_grad():
+            for weight, first, gradient in zip(weights, trained, gradients, strict=True):
+                weight += decay * (first - weight) - rate * gradient
+        model.refresh()
+
+
+@pytest.mark.parametrize(("rule", "rate", "decay"), [("sgd", 0.1, 0.0), ("rms", 1e-4, 1e-3)])
+def test_defaults_are_those_of_the_documentation(rule: str, rate: float, decay: float) -> None:
+    found = score(tiny_model(), rule)
+    assert (found.rate, found.decay) == (rate, decay)
+
+
 @pytest.mark.parametrize("rule", ["sgd", "rms"])
 def test_rate_zero_is_the_static_score_bit_for_bit(rule: str) -> None:
     found = score(tiny_model(), rule, rate=0.0, decay=0.3)
@@ -114,15 +149,17 @@ def test_the_rms_rule_by_hand() -> None:
     assert strong.decays[0].tolist() == [1.0, 1.0, 0.0]  # never beyond the trained weights
 
 
-def test_mean_squares_are_those_of_single_blocks() -> None:
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_mean_squares_are_those_of_single_blocks(lanes: int) -> None:
     model = tiny_model()
     weights = _adapted_weights(model)
-    found = mean_squares(model, weights, TEXT, 1, 8, "cpu", most=3)
+    found = mean_squares(model, weights, TEXT, lanes, 8, "cpu", most=3)
     expected = [torch.zeros_like(weight) for weight in weights]
-    for start in np.linspace(0, len(TEXT) - 17, 3).astype(int):
-        text = torch.from_numpy(TEXT[start : start + 17])[None]
+    starts = np.linspace(0, len(TEXT) - 17, 3 * lanes).astype(int)
+    for starts_of_block in starts.reshape(lanes, 3).T:  # a lane is a part of the text
+        text = torch.from_numpy(np.stack([TEXT[start : start + 17] for start in starts_of_block]))
         with torch.no_grad():
-            _, state = model(text[:, :8], model.initial_state(1))
+            _, state = model(text[:, :8], model.initial_state(lanes))
         hidden, _ = model(text[:, 8:16], state)
         gradients = torch.autograd.grad(model.head.nll(hidden, text[:, 9:]).mean(), weights)
         for total, gradient in zip(expected, gradients, strict=True):
@@ -151,5 +188,5 @@ def test_every_architecture(name: str) -> None:
 
 
 def test_too_little_training_text() -> None:
-    with pytest.raises(UserError, match="12 tokens of training text are too few for blocks of 8"):
+    with pytest.raises(UserError, match="12 tokens of training text are too few for 1 lanes of blocks of 8"):
         mean_squares(tiny_model(), [], TEXT[:12], 1, 8, "cpu")

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from longspan.config import EvaluationConfig
+from longspan.config import EvaluationConfig, ShaRnnConfig
 from longspan.data import token_array
 from longspan.data.tokenizers.byte import ByteTokenizer
 from longspan.evaluation import context_curve, dynamic_evaluation
+from longspan.models import build
 from tests.using.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -31,6 +32,26 @@ def test_the_curve_is_that_of_the_cpu() -> None:
         for device in ("cpu", "cuda")
     ]
     assert nats[1] == pytest.approx(nats[0], rel=1e-3)
+
+
+def test_a_recurrent_network_follows_the_text() -> None:
+    """cuDNN has gradients only for what it computed in training mode."""
+    config = ShaRnnConfig(num_layers=2, width=32, inner_width=32)
+    scores = [
+        dynamic_evaluation(
+            build(config, 256).to("cuda"),
+            TEXT,
+            tokenizer=TOKENIZER,
+            config=EvaluationConfig(batch_size=2),
+            block_length=16,
+            rule="sgd",
+            rate=rate,
+            max_tokens=200,
+            device="cuda",
+        ).dynamic
+        for rate in (0.0, 0.1)
+    ]
+    assert scores[1].nats < scores[0].nats
 
 
 @pytest.mark.parametrize("rule", ["sgd", "rms"])

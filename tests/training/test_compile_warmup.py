@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from longspan.errors import UserError
 from longspan.models import Stack
 from longspan.training import Interrupted, resume, train
+from longspan.training.step import Updater
 
 from .runs import Signals, metrics, outcome, small_config
 
@@ -35,6 +37,27 @@ def test_counters_and_scales_of_gradients_come_back(text: Path, tmp_path: Path, 
     train(small_config(text, **changes), tmp_path / "plain")
     train(small_config(text, **changes, training__compile_warmup=3), tmp_path / "warm")
     assert outcome(tmp_path / "warm") == outcome(tmp_path / "plain")
+
+
+def test_updates_have_rate_0_and_all_losses(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[set[float]] = []
+    ahead: list[int] = []
+    update = Updater.update
+
+    def noting(self: Updater, *arguments: Any, **options: Any) -> Any:
+        optimizers = arguments[3]
+        rates.append({group["lr"] for optimizer in optimizers for group in optimizer.param_groups})
+        ahead.append(len(options["multi_token"]))
+        return update(self, *arguments, **options)
+
+    monkeypatch.setattr(Updater, "update", noting)
+    changes = {"stage__0__multi_token": [0.5, 0.25], "stage__0__steps": 3, "stage__1__steps": 1}
+    train(small_config(text, **changes, training__compile_warmup=2), tmp_path / "run")
+    assert rates[:2] == [{0.0}, {0.0}]
+    assert all(min(of_step) > 0 for of_step in rates[2:])
+    assert ahead == [2, 2, 2, 2, 2, 0]
 
 
 def test_its_time_is_not_counted(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

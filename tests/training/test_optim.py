@@ -22,6 +22,7 @@ from longspan.optim import (
     restore_memories,
     set_rate,
 )
+from longspan.optim.groups import group_of_parameters
 from longspan.optim.polar import orthogonal
 from longspan.registry import ARCHITECTURES
 
@@ -228,6 +229,12 @@ class TestBuild:
         names = {id(p): n for n, p in model.named_parameters()}
         decayed = {names[id(p)] for g in groups if g["weight_decay"] > 0 for p in g["params"]}
         assert decayed == {n for n, p in model.blocks.named_parameters(prefix="blocks") if p.ndim == 2}
+
+    def test_an_output_layer_with_a_table_of_its_own_is_the_head(self) -> None:
+        model = build(ShaRnnConfig(num_layers=2, width=8, inner_width=16, tied=False), 300)
+        groups = {name: group_of_parameters(model)[p] for name, p in model.named_parameters()}
+        found = [groups[name] for name in ("embedding.weight", "head.table.weight", "head.bias_V")]
+        assert found == ["embedding", "head", "head"]
 
     def test_only_matrices_of_blocks_decay(self) -> None:
         model = TinyModel()

@@ -33,13 +33,39 @@ def shown(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return capsys.readouterr().out
 
 
+def test_how_the_text_is_read(run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines, raw = tmp_path / "texts.jsonl", tmp_path / "raw.bin"
+    lines.write_text('{"body": "some words"}\n{"body": "more"}\n', encoding="utf-8")
+    raw.write_bytes(bytes(range(256)))
+    found = json.loads(shown(capsys, run.path, "--data", lines, "--data.field", "body", "--json"))
+    assert found["bytes"] == len("some words\nmore\n") - 1
+    found = json.loads(shown(capsys, run.path, "--data", raw, "--binary", "--json"))
+    assert found["bytes"] == 255
+
+
+def test_a_score_that_is_not_finite_has_all_keys(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(shown(capsys, run.path, *DYNAMIC, "sgd", "--dynamic-rate", "1e30", "--json"))
+    assert found["dynamic"].keys() == found["static"].keys()
+    assert found["dynamic"]["bits_per_byte"] is None
+
+
+def test_rms_says_why_it_needs_the_training_text(
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other.txt").write_text(TEXT, encoding="utf-8")
+    (tmp_path / "text.txt").unlink()
+    assert main(["eval", str(run.path), "--data", str(tmp_path / "other.txt"), *DYNAMIC, "rms"]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("longspan: --dynamic rms needs the training text: there is no file or folder")
+
+
 def test_the_curve_as_text_json_figure_and_from_python(
     run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figure = tmp_path / "curve.png"
     text = shown(capsys, run.path, *CURVE, "--figure", figure)
     assert figure.read_bytes()[:4] == b"\x89PNG"
-    assert "left out              9,000: the text must be more than twice as long" in text
+    assert "left out              9,000: more than twice as many tokens are needed" in text
     assert f"figure: {figure}" in text
     found: dict[str, Any] = json.loads(shown(capsys, run.path, *CURVE, "--json"))
     points = found["context_curve"]
@@ -90,10 +116,14 @@ def test_rate_zero_from_python_and_training_tokens(run: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda run: longspan.context_curve(run, contexts=[0]), "must be at least 1"),
+        (lambda run: longspan.context_curve(run, contexts=[0]), "whole numbers, .* each at least 1"),
+        (lambda run: longspan.context_curve(run, contexts="16,32"), "contexts must be a list"),
+        (lambda run: longspan.context_curve(run, contexts=16), "contexts must be a list"),
+        (lambda run: longspan.context_curve(run, contexts=[1.5]), "contexts must be a list"),
+        (lambda run: longspan.dynamic_evaluation(run, rate="0.1"), "rate must be a number"),
         (lambda run: longspan.context_curve(run, contexts=[5000], max_tokens=99), "100 tokens are too few"),
         (lambda run: longspan.dynamic_evaluation(run, rule="adam"), "there is no rule 'adam'"),
-        (lambda run: longspan.dynamic_evaluation(run, decay=2), "decay between 0 and 1"),
+        (lambda run: longspan.dynamic_evaluation(run, decay=2), "decay one between 0 and 1"),
         (lambda run: longspan.dynamic_evaluation(run, batch_size=0), "batch_size"),
     ],
 )

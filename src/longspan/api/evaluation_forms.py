@@ -37,8 +37,9 @@ def context_curve(
     `model`, `data` and `split` are those of `evaluate`. Every context scores the same `scored_tokens` tokens,
     taken from the first `max_tokens` of the text. The last point is all of the past.
     """
-    if not all(context >= 1 for context in contexts) or scored_tokens < 1:
-        raise UserError("contexts and scored_tokens must be at least 1")
+    numbers = [*contexts, scored_tokens] if isinstance(contexts, Sequence) else [None]
+    if not all(isinstance(number, int) and number >= 1 for number in numbers):
+        raise UserError("contexts must be a list of whole numbers, and scored_tokens one, each at least 1")
     loaded = loaded_model(model, checkpoint, device)
     config = evaluation_config(
         loaded, batch_size=batch_size, block_length=block_length, max_tokens=max_tokens
@@ -83,8 +84,10 @@ def dynamic_evaluation(
     """
     if rule not in ("sgd", "rms"):
         raise UserError(f"there is no rule '{rule}' (one of sgd, rms)")
-    if not 0 <= (rate or 0.0) < math.inf or not 0 <= (decay or 0.0) <= 1:
-        raise UserError("rate must be at least 0, and decay between 0 and 1")
+    given = [number for number in (rate, decay) if number is not None]
+    numbers = all(isinstance(number, int | float) for number in given)
+    if not numbers or not 0 <= (rate or 0.0) < math.inf or not 0 <= (decay or 0.0) <= 1:
+        raise UserError("rate must be a number of at least 0, and decay one between 0 and 1")
     if distributed.launched():
         raise UserError("dynamic evaluation is for one process, since every block changes the weights")
     loaded = loaded_model(model, checkpoint, device)

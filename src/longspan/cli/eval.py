@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # --protocol is short for --evaluation.protocol, and so on.
 SHORT = ("protocol", "batch_size", "block_length", "max_tokens")
+OF_DATA = ("data.field", "data.binary")
 HELD_OUT = ("valid", "test")
 OF_TEXT = ("bits per byte", "bits per character", "perplexity per word", "bytes", "characters", "words")
 MAX_TOKENS = "evaluation.max_tokens"  # the run's own limit is for evaluation during training
@@ -36,7 +37,8 @@ def register(subparsers: Any) -> None:
         help="bits per byte, bits per character and perplexity of a run",
         description="Score a trained model on the test split of its corpus, on another split, or on a whole "
         "file. The output says what was scored. Dotted options change the run's settings of the model and "
-        "the evaluation, for example --model.span.memory full. The processes of torchrun divide the text.",
+        "the evaluation, for example --model.span.memory full, and --data.field and --data.binary how a text "
+        "of --data is read. The processes of torchrun divide the text.",
     )
     parser.add_argument("folder", type=expanded, metavar="RUN", help="the run folder")
     parser.add_argument(
@@ -44,6 +46,9 @@ def register(subparsers: Any) -> None:
         metavar="CORPUS",
         help="a file or - (standard input), which is scored as a whole; a folder, a glob or a named corpus "
         "(default: the run's own corpus)",
+    )
+    parser.add_argument(
+        "--binary", action="store_true", help="the text of --data may be any bytes: --data.binary true"
     )
     parser.add_argument(
         "--split",
@@ -85,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
         with usage_errors():
             check_split(args.split)
     overrides = _overrides(args)
-    check_curve(args)
+    check_curve(args, overrides)
     check_dynamic(args)
     with distributed.joined(pick_device(args.device), TIMEOUT_SECONDS):
         _score(args, overrides, first=distributed.is_first())
@@ -155,7 +160,8 @@ def _overrides(args: argparse.Namespace) -> dict[str, str]:
     overrides: dict[str, str] = {}
     for name, value in split_overrides(args.overrides):
         name = name.replace("-", "_")
-        if not name.startswith(("model.", "evaluation.")) or name == "evaluation.max_tokens_final":
+        known = name in OF_DATA or name.startswith(("model.", "evaluation."))
+        if not known or name == "evaluation.max_tokens_final":
             raise UsageError(
                 f"'--{name.replace('_', '-')}' has no effect on eval: use --model.* and --evaluation.*, and "
                 "--max-tokens to limit the tokens"
@@ -163,12 +169,16 @@ def _overrides(args: argparse.Namespace) -> dict[str, str]:
         if name == "model.architecture":
             raise UsageError("--model.architecture cannot be changed: the weights belong to one architecture")
         overrides[name] = value
+    if args.binary:
+        overrides["data.binary"] = "true"
     for short in SHORT:
         value, name = getattr(args, short), f"evaluation.{short}"
         if value is not None and name in overrides:
             raise UsageError(f"--{short} and --{name} are the same option: give one".replace("_", "-"))
         if value is not None:
             overrides[name] = value
+    if args.data is None and (of_data := next((name for name in OF_DATA if name in overrides), None)):
+        raise UsageError(f"--{of_data} says how another text is read: give that with --data")
     return overrides
 
 

@@ -46,7 +46,7 @@ def add_curve_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_curve(args: argparse.Namespace) -> None:
+def check_curve(args: argparse.Namespace, overrides: Mapping[str, str]) -> None:
     """Raise for options that contradict each other, before anything is loaded."""
     if not args.context_curve:
         for name in _ONLY_HERE:
@@ -54,7 +54,7 @@ def check_curve(args: argparse.Namespace) -> None:
                 raise UsageError(f"--{name} is for the context curve: give --context-curve".replace("_", "-"))
         return
     for name in _NOT_HERE:
-        if getattr(args, name):
+        if getattr(args, name) or f"evaluation.{name}" in overrides:
             raise UsageError(f"--context-curve cannot be combined with --{name}".replace("_", "-"))
     _settings(args)
     if args.figure is not None:
@@ -100,7 +100,7 @@ def show_curve(
         print(to_json(dict(where) | curve.figures() | {"figure": figure, "warnings": warnings}, indent=2))
         return
     notes = lost_text(lm.tokenizer, [(curve.unknown, curve.tokens)])
-    print(_as_text(curve, where, notes, warnings))
+    print(_as_text(curve, where, _past(lm), notes, warnings))
     if args.figure is not None:
         print(f"\nfigure: {args.figure}")
 
@@ -143,23 +143,32 @@ def _unit(curve: ContextCurve) -> str:
     return "bits per token" if curve.bytes is None else "bits per byte"
 
 
-def _as_text(curve: ContextCurve, where: Mapping[str, str], notes: list[str], warnings: list[str]) -> str:
+def _past(lm: LoadedModel) -> str:
+    context = getattr(lm.config.model, "context", None)
+    if context is None:
+        return "a row reads from an empty state, so no token sees less or more than its last column says"
+    return f"the model begins a new context of {context:,} tokens whenever one is full, also inside a row"
+
+
+def _as_text(
+    curve: ContextCurve, where: Mapping[str, str], past: str, notes: list[str], warnings: list[str]
+) -> str:
     heads = f"{'tokens of the past':<22}{_unit(curve):>16}{'less than above':>18}{'from, to':>20}"
     lines, above = [title(where), "", heads], math.nan
     for point in curve.points:
         name, bits = "all" if point.context is None else f"{point.context:,}", _bits(curve, point)
-        gain = "" if math.isnan(above) else f"{above - bits:.4f}"
+        gain = "" if math.isnan(above) else f"{round(above - bits, 4) + 0.0:.4f}"  # never -0.0000
         seen = f"{point.least:,} to {point.most:,}"
         lines.append(f"{name:<22}{bits:>16.4f}{gain:>18}{seen:>20}")
         above = bits
     size = f"{curve.tokens:,} tokens" + ("" if curve.bytes is None else f", {curve.bytes:,} bytes")
     rows = [
         ("scored", f"{size}, the same for every row: the ends of {curve.lanes} lanes"),
-        ("past", "a row reads from an empty state, so no token sees less or more than its last column says"),
+        ("past", past),
     ]
     if curve.left_out:
         left_out = ", ".join(f"{context:,}" for context in curve.left_out)
-        rows.append(("left out", f"{left_out}: the text must be more than twice as long"))
+        rows.append(("left out", f"{left_out}: more than twice as many tokens are needed"))
     rows.extend(("warning", warning) for warning in warnings)
     rows.extend(("note", note) for note in notes)
     return "\n".join([*lines, "", *(f"{name:<22}{value}" for name, value in rows)])

@@ -100,9 +100,12 @@ def _training_text(lm: LoadedModel) -> TokenFile:
     data = lm.config.data
     if not data.corpus:
         raise UserError("--dynamic rms needs the training text, and the run has no corpus: use --dynamic sgd")
-    return held_out(
-        data.corpus, "train", lm.tokenizer, data.tokenizer, say, binary=data.binary, field=data.field
-    )
+    try:
+        return held_out(
+            data.corpus, "train", lm.tokenizer, data.tokenizer, say, binary=data.binary, field=data.field
+        )
+    except UserError as problem:
+        raise UserError(f"--dynamic rms needs the training text: {problem}; or use --dynamic sgd") from None
 
 
 def _number(args: argparse.Namespace, name: str, most: float) -> float | None:

@@ -118,8 +118,11 @@ class ModernConfig:
             raise ValueError(f"ngram_width must be between 1 and width {self.width}")
         if not 0.0 < self.rope_fraction <= 1.0:
             raise ValueError("rope_fraction must be above 0 and at most 1")
-        if self.key_offset and (self.rope_fraction == 1.0 or self.positions != "rotary"):
-            raise ValueError('key_offset needs positions = "rotary" and a rope_fraction below 1')
+        if self.key_offset and self.positions != "rotary":
+            raise ValueError('key_offset needs positions = "rotary"')
+        pairs = self.width // self.num_heads // 2
+        if self.key_offset and max(1, round(self.rope_fraction * pairs)) == pairs:
+            raise ValueError(f"key_offset needs a smaller rope_fraction: of {pairs} pairs RoPE rotates all")
         for name in ("key_offset", "value_embeddings"):
             if getattr(self, name) and self.memory != "keys-values":
                 raise ValueError(f'{name} needs memory = "keys-values"')

@@ -63,6 +63,11 @@ class RunConfig:
             raise ValueError("epochs need training.at_end = 'restart': with 'stop' the text is read once")
         segment = self.training.segment_length
         for stage in self.stage:
+            if len(stage.multi_token) >= self.block_length(stage):
+                raise ValueError(
+                    f"multi_token of stage {stage.name!r} has {len(stage.multi_token)} weights: they must be "
+                    f"fewer than the tokens of a block, {self.block_length(stage)}"
+                )
             if segment is not None and segment % (stage.block_length or 1):
                 raise ValueError(
                     f"training.segment_length, {segment}, must be a multiple of the block_length of stage "

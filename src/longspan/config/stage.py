@@ -191,7 +191,7 @@ class StageConfig:
         if not self.min_trust >= 0.0:
             raise ValueError("min_trust must not be negative")
         defaults = {field.name: field.default for field in fields(self)}
-        if not self.multi_token and self.multi_token_until != defaults["multi_token_until"]:
+        if not any(self.multi_token) and self.multi_token_until != defaults["multi_token_until"]:
             raise ValueError("multi_token_until has no effect without multi_token: leave it out")
         for name, (choice, heeding) in _HEEDED_BY.items():
             chosen, value = getattr(self, choice), getattr(self, name)

@@ -78,7 +78,7 @@ def _texts(source: Path, field: str, shown: Path) -> Iterator[bytes]:
             if field not in entry:
                 fields = ", ".join(map(repr, list(entry)[:8])) or "none"
                 raise UserError(
-                    f"{where} has no field '{field}' (it has {fields}): choose one with data.field"
+                    f"{where} has no field '{field}' (it has {fields}): choose one with --data.field"
                 )
             if not isinstance(entry[field], str):
                 raise UserError(

@@ -4,7 +4,7 @@ The layers of a model see further together than each of them alone, and a carrie
 a limited past cannot be had by cutting windows. Here a text is read from an empty state that begins C tokens
 before the first token that is scored: nothing before them can have any effect. For context C the scored
 tokens are read in runs of C / 4. The first token of a run sees exactly the last C tokens, the last one up to
-5/4 C. So every context costs about five tokens read per token scored.
+5/4 C. So long contexts cost about five tokens read per token scored.
 
 All contexts score the same tokens: the ends of the lanes of an evaluation. The last point, "all", is that
 evaluation itself: every lane is read from its beginning, with carried state.
@@ -112,9 +112,10 @@ def context_curve(
     asked = sorted({*contexts})
     kept = [context for context in asked if 2 * context < num_tokens]
     if asked and not kept:
+        longer = "raise max_tokens" if num_tokens < len(token_file) else "give a longer text"
         raise UserError(
-            f"{num_tokens:,} tokens are too few for a context of {asked[0]:,}: the text must be more than "
-            "twice as long"
+            f"{num_tokens:,} tokens are too few for a context of {asked[0]:,}, which needs more than twice "
+            f"as many: {longer}, or give shorter contexts"
         )
     plan = ends_of_lanes(num_tokens, batch_size, max(kept, default=1), scored_tokens)
     rows = _Rows(batch_size * block_length, block_length, batch_size, _state_bytes(model))

@@ -55,7 +55,9 @@ class DynamicScore:
     def figures(self) -> dict[str, Any]:
         """JSON values."""
         table = {name: value for name, value in vars(self).items() if name not in ("static", "dynamic")}
-        return table | {"static": self.static.figures(), "dynamic": self.dynamic.figures()}
+        static, dynamic = self.static.figures(), self.dynamic.figures()
+        # A rate that is too high gives a score that is not finite: null, where the static one has a number.
+        return table | {"static": static, "dynamic": dict.fromkeys(static) | dynamic}
 
 
 def dynamic_evaluation(
@@ -178,7 +180,10 @@ def mean_squares(
     length = 2 * block_length
     rows = min((most or STATISTICS_BLOCKS) * lanes, (len(tokens) - 1) // length)
     if rows < lanes:
-        raise UserError(f"{len(tokens):,} tokens of training text are too few for blocks of {block_length}")
+        raise UserError(
+            f"{len(tokens):,} tokens of training text are too few for {lanes} lanes of blocks of "
+            f"{block_length}: give fewer lanes (batch size) or shorter blocks"
+        )
     starts = np.linspace(0, len(tokens) - 1 - length, rows).astype(np.int64)
     sums = [torch.zeros_like(weight) for weight in weights]
     count = rows // lanes

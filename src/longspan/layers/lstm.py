@@ -81,9 +81,9 @@ class _LSTMReader(ChunkReader):
         x_TBD = self.block._enter(h_BTD, self.block.norm, self.dtype, self.scale)
         # On a GPU all tensors have the right dtype already; autocast would copy the weights again.
         with torch.autocast("cuda", enabled=False):
-            out_TBD, *now = torch.lstm(
-                x_TBD, self.now, self._weights(), True, 1, 0.0, lstm.training, False, False
-            )
+            # cuDNN keeps what the backward pass needs only in training.
+            training = lstm.training or torch.is_grad_enabled()
+            out_TBD, *now = torch.lstm(x_TBD, self.now, self._weights(), True, 1, 0.0, training, False, False)
         self.now = tuple(now)
         dropped = self.block.dropout if self.block.training else 0.0
         return self.block._leave(out_TBD, h_BTD.dtype, self.scale, dropped)

@@ -17,7 +17,8 @@ EPSILON = 1e-6
 class ResidualStream(nn.Module):
     """The residual stream x of L layers: x = a_l x + b_l x_0 before every layer l, with learned weights.
 
-    x_0 is the normed embedding, N(e). a_l falls from 1.15 to 1.05 over the layers, and b_l from 0.2 to 0.05.
+    x_0 is what the first layer reads, normed: N(e), or with a short convolution N(e + convolution). a_l falls
+    from 1.15 to 1.05 over the layers, and b_l from 0.2 to 0.05.
     After the embedding the stream has the precision of products. `first_blocks` are the numbers of the blocks
     that layers begin with.
     """

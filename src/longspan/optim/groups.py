@@ -26,8 +26,8 @@ def group_of_parameters(model: LanguageModel) -> dict[nn.Parameter, str]:
     groups = {
         **dict.fromkeys(parameters, "no_decay"),
         **{p: "scalar" for p in parameters if p.numel() == 1},
-        **dict.fromkeys(model.head.parameters(), "head"),
         **dict.fromkeys(_embeddings(model), "embedding"),
+        **dict.fromkeys(model.head.parameters(), "head"),
         **dict.fromkeys(_layer_matrices(model), "matrix"),
         **_declared(model),
     }

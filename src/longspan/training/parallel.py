@@ -53,7 +53,7 @@ def replicate(module: nn.Module) -> nn.Module:
     with warnings.catch_warnings():
         # torch renames `broadcast_buffers`. Older versions do not know the new name.
         warnings.filterwarnings("ignore", message=".*forward_sync_buffers")
-        # Buffers follow from the weights and are the same on every rank.
+        # Buffers follow from the weights, or are only shown, as the sizes of dynamic spans of rank 0.
         return DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
 
 

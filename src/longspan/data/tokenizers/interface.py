@@ -127,5 +127,6 @@ def lacking(what: str, missing: Iterable[str]) -> UserError:
     shown = sorted(set(missing))
     names = ", ".join(repr(entry) for entry in shown[:8]) + (" ..." if len(shown) > 8 else "")
     return UserError(
-        f"the vocabulary does not have the {what} {names}: remove them, or train with the byte tokenizer"
+        f"the vocabulary does not have the {what} {names}: remove them, or train with the byte "
+        "tokenizer (--data.tokenizer.kind byte)"
     )
