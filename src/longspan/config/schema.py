@@ -219,7 +219,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return read(typing.cast(type, hint), value, where)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            raise UserError(f"'{where}' must be a list, as in '[1, 2]', not {shown(value)}")
+            raise UserError(f"'{where}' must be a list, not {shown(value)}: write it as in '[1, 2]'")
         return tuple(convert(arguments[0], entry, f"{where}.{i}") for i, entry in enumerate(value))
     if origin is Literal:
         if value not in arguments:

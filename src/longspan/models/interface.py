@@ -82,8 +82,8 @@ class LanguageModel(nn.Module, ABC):
     def progress(self, done: float) -> None:
         """Called before every step of a run with the fraction of the training that is done.
 
-        It is saved with the weights, and a model that they are loaded into is told it. A model that was never
-        told is a finished one.
+        At its end it is 1. It is saved with the weights, and a model that they are loaded into is told it. A
+        model that was never told is a finished one.
         """
         hooks.call_hook(self, "progress", done)
 

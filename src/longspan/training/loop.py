@@ -371,7 +371,11 @@ class Loop:
             raise Stopped("the callback returned False")
 
     def _evaluate(self) -> None:
+        """The model is scored with what the last step was told of the progress, and at the end with 1."""
         progress = self._progress
+        if progress.stage + 1 == len(self._config.stage) and progress.stage_is_over(self._stage):
+            self._done = 1.0
+            self._model.progress(1.0)
         with self._outside_training_time(), self._with_averaged_weights():
             score, others = self._judge("valid", self._config.evaluation.max_tokens)
             findings = self._strategy.findings()
