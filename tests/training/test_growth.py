@@ -37,12 +37,8 @@ def part(model: LanguageModel) -> float:
     return span.growth.part
 
 
-@pytest.mark.parametrize("kind", SPANS)
-def test_a_run_goes_on_exactly(
-    text: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped in every part: also just before and at a border, and when an evaluation is due."""
-    whole = train(config(text, kind), tmp_path / "whole").path
+def parts_of_steps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A list that gets the part of every step from now on."""
     parts: list[float] = []
     update = Updater.update
 
@@ -51,6 +47,16 @@ def test_a_run_goes_on_exactly(
         return update(self, *arguments, **options)
 
     monkeypatch.setattr(Updater, "update", noting)
+    return parts
+
+
+@pytest.mark.parametrize("kind", SPANS)
+def test_a_run_goes_on_exactly(
+    text: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in every part: also just before and at a border, and when an evaluation is due."""
+    whole = train(config(text, kind), tmp_path / "whole").path
+    parts = parts_of_steps(monkeypatch)
     steps = iter((6, 7, 10, 18))
     with pytest.raises(Interrupted):
         train(config(text, kind), tmp_path / "run", reporter=Signals(f"step {next(steps)} ", signal.SIGINT))
@@ -71,14 +77,7 @@ def test_the_warm_up_runs_every_shape_and_leaves_no_trace(
 ) -> None:
     """The shapes of the first steps are run last: their graphs are kept."""
     plain = train(config(text, "fixed"), tmp_path / "plain").path
-    parts: list[float] = []
-    update = Updater.update
-
-    def noting(self: Updater, *arguments: Any, **options: Any) -> Any:
-        parts.append(part(self.model))
-        return update(self, *arguments, **options)
-
-    monkeypatch.setattr(Updater, "update", noting)
+    parts = parts_of_steps(monkeypatch)
     run = train(config(text, "fixed", training__compile_warmup=2), tmp_path / "run").path
     assert parts == [1.0, 0.5, 0.25, 0.25] + [0.25] * 7 + [0.5] * 7 + [1.0] * 7
     assert outcome(run) == outcome(plain)
@@ -122,14 +121,7 @@ def test_a_run_that_is_extended_does_not_go_back(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = train(config(text, "fixed"), tmp_path / "run").path
-    parts: list[float] = []
-    update = Updater.update
-
-    def noting(self: Updater, *arguments: Any, **options: Any) -> Any:
-        parts.append(part(self.model))
-        return update(self, *arguments, **options)
-
-    monkeypatch.setattr(Updater, "update", noting)
+    parts = parts_of_steps(monkeypatch)
     longer = small_config(text, **STEPS | SPANS["fixed"] | GROWTH | {"stage__1__steps": 39})
     resume(run, config=longer)
     assert parts == [1.0] * 30
