@@ -151,9 +151,9 @@ def _config(recipe: str, overrides: list[tuple[str, str]], args: argparse.Namesp
     apply(table, overrides)
     table["training"] = {"compile_warmup": WARMUP} | table.get("training", {})
     config = schema.read(RunConfig, table)
-    if any(stage.steps is None for stage in config.stage):
+    steps = [stage.steps for stage in config.stage if stage.steps is not None]
+    if len(steps) < len(config.stage):
         raise UserError(f"{recipe} has a stage of epochs: the race divides its time by steps, so give steps")
-    steps = sum(stage.steps or 0 for stage in config.stage)
     return replace(
         config,
         data=DataConfig(),
@@ -166,8 +166,8 @@ def _config(recipe: str, overrides: list[tuple[str, str]], args: argparse.Namesp
             checkpoint_minutes=0,
         ),
         stage=tuple(
-            replace(stage, max_seconds=args.seconds * (stage.steps or 0) / steps, steps=NO_END)
-            for stage in config.stage
+            replace(stage, max_seconds=args.seconds * own / sum(steps), steps=NO_END)
+            for stage, own in zip(config.stage, steps, strict=True)
         ),
     )
 
