@@ -42,8 +42,10 @@ def test_losses_add_up_and_gradients_flow_through_the_state(micro_batches, begin
     for name, p in model.named_parameters():
         torch.testing.assert_close(found[name], p.grad, rtol=1e-12, atol=1e-14, msg=name)
     torch.testing.assert_close(nats.double(), (one.sum() + two.sum()).detach().double(), rtol=1e-6, atol=0)
-    assert torch.equal(state.tensor("hidden"), carried.tensor("hidden"))
-    assert not state.tensor("hidden").requires_grad
+    # Products of fewer rows may have other bits: it depends on the CPU.
+    hidden = state.tensor("hidden")
+    torch.testing.assert_close(hidden, carried.tensor("hidden").detach(), rtol=1e-12, atol=1e-14)
+    assert not hidden.requires_grad
 
     model.zero_grad()
     # Gradients that stop between the blocks are others.
