@@ -36,7 +36,7 @@ def register(subparsers: Any) -> None:
         "inspect",
         help="bits of every token of a text, and how far back heads look",
         description="Print a text shaded by the bits of its tokens, its bits per byte, and for every layer "
-        "and head the mean distance of attention and the distance within which 90%% of the weight lies. "
+        "and head the mean distance of attention and the distance within which 90% of the weight lies. "
         "A text of any size is read in constant memory.",
     )
     parser.add_argument("folder", type=expanded, metavar="RUN", help="the run folder")
