@@ -22,7 +22,7 @@ from typing import Any
 from longspan import distributed
 from longspan.cli import main
 from longspan.runs import RunFolder, sharded_checkpoint
-from longspan.training import loop
+from longspan.training import scoring
 from longspan.training.journal import Journal
 from longspan.training.records import Records
 from longspan.training.step import Updater
@@ -91,7 +91,7 @@ def in_the_middle_of_a_line(die: Death, number: int) -> None:
 
 
 def in_an_evaluation(die: Death, number: int) -> None:
-    wrap(loop, "evaluate", number, before=die)
+    wrap(scoring, "evaluate", number, before=die)
 
 
 def before_a_shard(die: Death, number: int) -> None:

@@ -19,7 +19,7 @@ from longspan.errors import UserError
 from longspan.flops import Shape
 from longspan.models import build
 from longspan.runs import RunFolder, checkpoint
-from longspan.training import Diverged, Interrupted, PlainReporter, Reporter, loop, resume, train
+from longspan.training import Diverged, Interrupted, PlainReporter, Reporter, resume, scoring, train
 from longspan.training.loop import Loop
 from longspan.training.loss_meter import LossMeter
 from longspan.training.run_progress import RunProgress
@@ -209,7 +209,7 @@ class TestTime:
         monkeypatch.setattr("longspan.training.clock.time.perf_counter", lambda: now)
         monkeypatch.setattr(Updater, "update", taking(1.0, Updater.update))
         monkeypatch.setattr(LossMeter, "read", read)
-        monkeypatch.setattr("longspan.training.loop.evaluate", taking(100.0, loop.evaluate))
+        monkeypatch.setattr(scoring, "evaluate", taking(100.0, scoring.evaluate))
         monkeypatch.setattr(checkpoint, "save", taking(1000.0, checkpoint.save))
         folder, _ = run_tiny(small_config(text), tmp_path / "run")
         facts = checkpoint.load(folder.checkpoint("last")).facts["progress"]

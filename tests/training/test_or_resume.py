@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 
@@ -43,6 +44,18 @@ def test_it_begins_and_is_finished(
     assert command(recipe) == 0
     assert capsys.readouterr().out == "run is finished: nothing to do\n"
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
+def test_a_finished_run_says_which_options_it_does_not_apply(
+    recipe: str, uninterrupted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(uninterrupted, "run")
+    before = Path("run/config.toml").read_bytes()
+    steps = RunFolder.open(Path("run")).config.stage[1].steps
+    assert command(recipe, "--stage.1.steps", "1") == 0
+    said = f"run is finished: nothing to do (not applied: stage.1.steps {steps} -> 1)\n"
+    assert capsys.readouterr().out == said
+    assert Path("run/config.toml").read_bytes() == before
 
 
 @pytest.mark.parametrize("words", ["step 12 ", "step 31 "])

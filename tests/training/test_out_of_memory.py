@@ -20,7 +20,7 @@ from longspan.errors import UserError
 from longspan.models import build_run
 from longspan.runs import checkpoint
 from longspan.runs.auto_options import resolved
-from longspan.training import loop, out_of_memory, resume, train
+from longspan.training import out_of_memory, resume, scoring, train
 from longspan.training.activations import Activations, Line
 from longspan.training.formatting import size
 from longspan.training.memory_plan import measured_for, memory_plan
@@ -156,7 +156,7 @@ def test_in_evaluation(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def full(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 
-    monkeypatch.setattr(loop, "evaluate", full)
+    monkeypatch.setattr(scoring, "evaluate", full)
     with pytest.raises(UserError, match=r"scoring held-out text with 8 lanes of 24 tokens: lower evaluation"):
         train(small_config(text), tmp_path / "run")
     monkeypatch.undo()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from longspan.config import TrainingConfig
-from longspan.training import loop, threads, train
+from longspan.training import threads, train
 from longspan.training.threads import CoreWait, cpu_threads
 
 from .runs import Lines, small_config
@@ -90,7 +90,7 @@ def test_without_these_numbers_nothing_is_said(tmp_path: Path) -> None:
 def test_a_stage_that_ended_by_time_says_that_it_was_slowed(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, by_time: bool, said: bool
 ) -> None:
-    monkeypatch.setattr(loop.CoreWait, "share", lambda self: share)
+    monkeypatch.setattr(CoreWait, "share", lambda self: share)
     limit = {"steps": 10**6, "max_seconds": 0.05} if by_time else {"steps": 3}
     changes = {f"stage__0__{name}": value for name, value in limit.items()} | {"stage__1__steps": 2}
     lines = Lines()

@@ -13,7 +13,7 @@ from typing import Any
 
 from longspan import files
 from longspan.runs import checkpoint
-from longspan.training import loop, resume, train
+from longspan.training import resume, scoring, train
 from longspan.training.journal import Journal
 from longspan.training.step import Updater
 
@@ -74,7 +74,7 @@ def before_a_checkpoint_gets_its_name(number: int) -> None:
 
 
 def in_an_evaluation(number: int) -> None:
-    loop.evaluate = dying(number, lambda *_, **__: die(), loop.evaluate)
+    scoring.evaluate = dying(number, lambda *_, **__: die(), scoring.evaluate)
 
 
 def train_or_resume(text: Path, run: Path, moment: str, number: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longspan.data import GivenTokens, TokenizedCorpus
 from longspan.errors import UserError
 from longspan.progress import duration
 
@@ -25,6 +26,17 @@ def scalars(diagnostics: Mapping[str, Tensor], taken: Container[str]) -> dict[st
                 f"diagnostics() returns {name!r}, a metric of the run itself: choose another name"
             )
     return {name: value if math.isfinite(value) else None for name, value in found.items()}
+
+
+def bits_per_byte(loss: float, corpus: TokenizedCorpus | GivenTokens) -> dict[str, float]:
+    """A loss in nats per token in bits per byte, with the average bytes per token of the training split.
+
+    Empty if only tokens are known, not their text.
+    """
+    train = corpus.splits.get("train")
+    if train is None or train.num_bytes is None or not corpus.tokenizer.knows_text:
+        return {}
+    return {"bits_per_byte": loss / math.log(2) * (len(train) / train.num_bytes)}
 
 
 def readable(

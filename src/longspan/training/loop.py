@@ -10,18 +10,14 @@ signal, so all of them take the same decisions. Rank 0 alone writes metrics and 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any, Literal
 
 from longspan import distributed
-from longspan.config import StageConfig, TrainingConfig
-from longspan.data import BlockSource, GivenTokens, Lanes, Segments, SomeLanes, TokenBlock, TokenizedCorpus
-from longspan.errors import UserError
-from longspan.evaluation import Score, evaluate
+from longspan.config import StageConfig
+from longspan.data import GivenTokens, TokenBlock, TokenizedCorpus
 from longspan.models import LanguageModel
 from longspan.optim import fraction, momentum, multi_token_weights, undeclared_notice
 from longspan.progress import duration
@@ -35,18 +31,18 @@ from longspan.training.clock import Clock
 from longspan.training.compile_warmup import warm_up_compilation
 from longspan.training.divergence import DivergenceCheck
 from longspan.training.errors import Interrupted, Stopped
-from longspan.training.formatting import readable, scalars
+from longspan.training.formatting import bits_per_byte, readable, scalars
 from longspan.training.interrupt import Interrupt
 from longspan.training.loss_meter import LossMeter
-from longspan.training.out_of_memory import within_memory_of_evaluation
-from longspan.training.prefetch import Prefetcher
 from longspan.training.records import NoRecords, Records
 from longspan.training.reporter import Reporter
 from longspan.training.run_progress import RunProgress
 from longspan.training.sample_text import sample_text
+from longspan.training.scoring import Scoring
+from longspan.training.stage_blocks import StageBlocks
 from longspan.training.step import Updater
 from longspan.training.strategy import Strategy
-from longspan.training.threads import SLOWED, CoreWait
+from longspan.training.threads import CoreWait
 
 
 class Loop:
@@ -79,21 +75,30 @@ class Loop:
             capture=not training.block_jitter and training.accumulate == 1,
             sharded=training.shard,
         )
-        longest = max(map(self._config.block_length, self._config.stage))
-        self._blocks = Prefetcher(len(self._lanes) * longest, self._device)
+        self._blocks = StageBlocks(corpus, self._config, self._lanes, self._device)
         self._average = Average(model, training.average) if training.average else None
         self._divergence = DivergenceCheck(folder, model)
         self._writer = CheckpointWriter(folder, sharded=training.shard)
         self._interrupt = Interrupt()
+        self._scoring = Scoring(
+            model,
+            corpus,
+            self._config,
+            strategy=self._strategy,
+            device=self._device,
+            divergence=self._divergence,
+            interrupt=self._interrupt,
+            reporter=reporter,
+        )
         self._clock = Clock()
         self._saved_at = time.monotonic()
         self._measure = ""
-        self._estimated_stages = [self._with_estimated_steps(stage) for stage in self._config.stage]
+        self._estimated_stages = list(map(self._blocks.with_estimated_steps, self._config.stage))
         self._steps = sum(stage.steps or 0 for stage in self._estimated_stages)
         if resume_from is None:
             self._begin()
         else:
-            with _complete(folder):
+            with train_state.complete(folder.checkpoint("last")):
                 self._restore(resume_from)
 
     def _begin(self) -> None:
@@ -107,10 +112,8 @@ class Loop:
         facts = saved.facts
         self._progress = RunProgress.from_json(facts["progress"])
         self._loss_meter = LossMeter.from_json(facts["loss_meter"])
-        if not checkpoint.exists(
-            self._folder.checkpoint("best")
-        ):  # it was lost: the next evaluation writes a new one
-            self._progress.best_loss, self._progress.evaluated, self._progress.since_best = None, 0, 0
+        if not checkpoint.exists(self._folder.checkpoint("best")):  # the next evaluation writes a new one
+            self._progress.forget_best()
         self._done = trained(
             facts, self._folder.checkpoint("last"), self._progress.done(self._estimated_stages)
         )
@@ -164,7 +167,7 @@ class Loop:
                 self._updater,
                 self._strategy,
                 self._stage,
-                self._blocks,
+                self._blocks.prefetcher,
                 progress.position,
                 self._state,
                 self._done_now(),
@@ -185,7 +188,7 @@ class Loop:
                 return
             if not self._find_stage():
                 return
-            blocks = self._next_blocks()
+            blocks = self._blocks.of_update(progress.position)
             if not blocks:
                 return
             if progress.count_epochs(blocks[0].position.epoch):
@@ -206,60 +209,18 @@ class Loop:
     def _find_stage(self) -> bool:
         """Move to the next stage that is not over; false when all are."""
         while self._progress.stage_is_over(self._stage):
-            self._mention_other_work()
+            if (notice := self._core_wait.notice(self._stage, self._progress.stage_step)) is not None:
+                self._reporter.say(notice)
             if self._progress.stage + 1 == len(self._config.stage):
                 return False
             self._progress.begin_next_stage(self._config.stage[self._progress.stage + 1])
             self._begin_stage()
         return True
 
-    def _mention_other_work(self) -> None:
-        """A stage that ended by time got fewer steps if its threads had to wait for cores."""
-        stage, steps, waited = self._stage, self._progress.stage_step, self._core_wait.share()
-        by_time = stage.max_seconds is not None and stage.steps is not None and steps < stage.steps
-        if by_time and waited >= SLOWED:
-            self._reporter.say(
-                f"other work slowed this training down: a thread waited {waited:.0%} of the time for a core, "
-                f"so {steps:,} steps in {duration(stage.max_seconds or 0)} are fewer than on a quiet machine"
-            )
-
     def _begin_stage(self) -> None:
         self._core_wait = CoreWait()
         self._strategy.begin_stage(self._stage)
-        self._source = self._source_of(self._stage)
-        self._blocks.follow(self._source)
-
-    def _source_of(self, stage: StageConfig) -> BlockSource:
-        block_length = self._config.block_length(stage)
-        return _block_source(self._corpus, self._config.training, block_length, self._lanes)
-
-    def _next_blocks(self) -> list[TokenBlock]:
-        """The blocks of the next update, all of one epoch; none at the end of the text."""
-        blocks: list[TokenBlock] = []
-        position = self._progress.position
-        while len(blocks) < self._config.training.accumulate:
-            block = self._blocks.next(position)
-            if block is None or (blocks and block.position.epoch != position.epoch):
-                break
-            blocks.append(block)
-            position = block.position
-        return blocks
-
-    def _epochs(self, block: TokenBlock) -> float:
-        """How often this stage has read the text when `block` begins."""
-        done, position = self._progress.stage_epochs, block.position
-        if self._stage.epochs is None:
-            return done
-        columns_before = position.offset - block.tokens_BT.shape[1]
-        return done + columns_before / self._source.epoch_length(position.epoch)
-
-    def _with_estimated_steps(self, stage: StageConfig) -> StageConfig:
-        """The same stage with its length in steps."""
-        if stage.epochs is None:
-            return stage
-        columns = self._source_of(stage).epoch_length(0)
-        per_step = self._config.block_length(stage) * self._config.training.accumulate
-        return replace(stage, steps=math.ceil(stage.epochs * columns / per_step), epochs=None)
+        self._blocks.begin_stage(self._stage)
 
     def _step(self, blocks: list[TokenBlock]) -> None:
         stage, progress = self._stage, self._progress
@@ -269,12 +230,12 @@ class Loop:
         self._model.begin_epoch(block.position.epoch)
         self._done = self._done_now()
         self._model.progress(self._done)
-        now = (progress.stage_step + 1, progress.stage_seconds, self._epochs(block))
+        epochs = self._blocks.epochs_before(block, progress.stage_epochs)
+        now = (progress.stage_step + 1, progress.stage_seconds, epochs)
         part = fraction(stage, *now)
         progress.learning_rate = stage.learning_rate * part
-        clip_norm = (
-            0.0 if stage.optimizer == "adagrad" else stage.clip_norm
-        )  # Adagrad clips each tensor itself
+        # Adagrad clips each tensor itself.
+        clip_norm = 0.0 if stage.optimizer == "adagrad" else stage.clip_norm
         moving = self._strategy.moving(progress.step + 1, part, momentum(stage, *now))
         nats, self._state = self._updater.update(
             block.tokens_BT,
@@ -334,7 +295,7 @@ class Loop:
             "step": progress.step,
             "stage": self._stage.name,
             "loss": meter.loss,
-            **self._per_byte(meter.loss),
+            **bits_per_byte(meter.loss, self._corpus),
             "learning_rate": progress.learning_rate,
             "tokens": progress.tokens,
             "seconds": progress.seconds,
@@ -353,16 +314,6 @@ class Loop:
         self._unsaved = True
         self._call_back(line)
 
-    def _per_byte(self, loss: float) -> dict[str, float]:
-        """Bits per byte, with the average bytes per token of the training split.
-
-        Empty if only tokens are known, not their text.
-        """
-        train = self._corpus.splits.get("train")
-        if train is None or train.num_bytes is None or not self._corpus.tokenizer.knows_text:
-            return {}
-        return {"bits_per_byte": loss / math.log(2) * (len(train) / train.num_bytes)}
-
     def _call_back(self, line: dict[str, Any]) -> None:
         """Pass a line of metrics to the callback, which returns False to stop the run."""
         if self._callback is None:
@@ -377,21 +328,16 @@ class Loop:
             self._done = 1.0
             self._model.progress(1.0)
         with self._outside_training_time(), self._with_averaged_weights():
-            score, others = self._judge("valid", self._config.evaluation.max_tokens)
+            score, figures = self._scoring.judge("valid", self._config.evaluation.max_tokens, progress)
             findings = self._strategy.findings()
             self._write_sample()
-        progress.evaluated = progress.step
+        best = progress.count_score(score.loss)
         self._unsaved = True
-        best = progress.best_loss is None or score.loss < progress.best_loss
-        if best:
-            progress.best_loss, progress.best_step, progress.since_best = score.loss, progress.step, 0
-        else:
-            progress.since_best += 1
         line = {
             "kind": "valid",
             "step": progress.step,
             "stage": self._stage.name,
-            **_figures(score, others),
+            **figures,
             **findings,
             "best": best,
             "seconds": progress.seconds,
@@ -432,35 +378,11 @@ class Loop:
             "checkpoint": "best",
             **self._strategy.findings(),
         }
-        line |= {
-            split: _figures(*self._judge(split, limit)) for split in ("valid", "test") if split in held_out
-        }
+        for split in ("valid", "test"):
+            if split in held_out:
+                _, line[split] = self._scoring.judge(split, limit, progress)
         self._records.write(line)
         self._records.sync()
-
-    def _judge(self, split: str, max_tokens: int | None) -> tuple[Score, dict[str, Score]]:
-        return self._strategy.judge(lambda: self._score(split, max_tokens))
-
-    def _score(self, split: str, max_tokens: int | None) -> Score:
-        def show(done: int, total: int) -> None:
-            self._interrupt.check()
-            self._reporter.status(f"scoring {split}: {done:,} of {total:,} tokens", done / total)
-
-        with within_memory_of_evaluation(self._config.evaluation, self._config.training.block_length):
-            score = self._strategy.fallback.run(
-                lambda: evaluate(
-                    self._model,
-                    self._corpus.splits[split],
-                    tokenizer=self._corpus.tokenizer,
-                    config=self._config.evaluation,
-                    block_length=self._config.training.block_length,
-                    max_tokens=max_tokens,
-                    device=self._device,
-                    progress=show,
-                )
-            )
-        self._divergence.check_score(score, split, self._progress)
-        return score
 
     def _save(self, which: Literal["last", "best"]) -> None:
         judged = self._with_averaged_weights() if which == "best" else nullcontext()
@@ -489,32 +411,3 @@ class Loop:
             f"{progress.tokens / progress.seconds:,.0f} tokens/s  {duration(left)} of training left",
             progress.seconds / (progress.seconds + left),
         )
-
-
-@contextmanager
-def _complete(folder: RunFolder) -> Iterator[None]:
-    """Inside, what is missing in a checkpoint that was made or changed by hand is one clear error."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError) as problem:
-        part = f"{problem}" if isinstance(problem, KeyError) else "a part of its training state"
-        raise UserError(
-            f"{folder.checkpoint('last')} cannot be resumed: it lacks {part}; start a new run from its "
-            "weights with --init"
-        ) from None
-
-
-def _block_source(
-    corpus: TokenizedCorpus | GivenTokens, training: TrainingConfig, block_length: int, lanes: range
-) -> BlockSource:
-    if isinstance(corpus, GivenTokens) and corpus.blocks is not None:
-        return corpus.blocks if distributed.size() == 1 else SomeLanes(corpus.blocks, lanes)
-    tokens, sizes = corpus.splits["train"].tokens, (training.batch_size, block_length)
-    at_end, seed = training.at_end, training.seed
-    if training.segment_length is not None:
-        return Segments(tokens, *sizes, training.segment_length, at_end=at_end, seed=seed, rows=lanes)
-    return Lanes(tokens, *sizes, jitter=training.block_jitter, at_end=at_end, seed=seed, rows=lanes)
-
-
-def _figures(score: Score, others: dict[str, Score]) -> dict[str, Any]:
-    return score.figures() | {name: other.figures() for name, other in others.items()}

@@ -148,6 +148,8 @@ def resume(
         if advice := distributed.text_from_first(advice or ""):
             if before is not None:  # a changed option must not be ignored silently
                 check_resumable("the command", folder.config, 0, fixed_options(before, 0))
+                if changes := changed_options.differences(before, folder.config):
+                    advice += f" (not applied: {', '.join(changes)})"
             log.say(f"{run} is finished: {advice}")
             return folder
         with lock.for_training(folder):

@@ -73,6 +73,20 @@ class RunProgress:
         self.seconds += seconds
         self.stage_seconds += seconds
 
+    def count_score(self, loss: float) -> bool:
+        """Take the score of an evaluation into account; whether it is the best so far."""
+        self.evaluated = self.step
+        best = self.best_loss is None or loss < self.best_loss
+        if best:
+            self.best_loss, self.best_step, self.since_best = loss, self.step, 0
+        else:
+            self.since_best += 1
+        return best
+
+    def forget_best(self) -> None:
+        """The best weights were lost: the next evaluation is the best so far."""
+        self.best_loss, self.evaluated, self.since_best = None, 0, 0
+
     def done(self, stages: Sequence[StageConfig]) -> float:
         """The fraction of the training that is done.
 

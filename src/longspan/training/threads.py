@@ -11,8 +11,10 @@ from typing import Literal
 
 import torch
 
+from longspan.config import StageConfig
 from longspan.cores import usable_cores
 from longspan.distributed import local_size
+from longspan.progress import duration
 
 SLOWED = 0.1
 """The least share of the time that is worth a line."""
@@ -43,6 +45,16 @@ class CoreWait:
         """The share of the time since the start, of the thread that waited longest."""
         waited = [seconds - self._before.get(task, 0.0) for task, seconds in self._seconds().items()]
         return max(waited, default=0.0) / max(time.perf_counter() - self._since, 1e-9)
+
+    def notice(self, stage: StageConfig, steps: int) -> str | None:
+        """A line for the user if the stage ended by time and got fewer `steps` because of other work."""
+        by_time = stage.max_seconds is not None and stage.steps is not None and steps < stage.steps
+        if not by_time or (waited := self.share()) < SLOWED:
+            return None
+        return (
+            f"other work slowed this training down: a thread waited {waited:.0%} of the time for a core, "
+            f"so {steps:,} steps in {duration(stage.max_seconds or 0)} are fewer than on a quiet machine"
+        )
 
     def _seconds(self) -> dict[str, float]:
         """Seconds of waiting of every thread: the second number of schedstat, in nanoseconds."""

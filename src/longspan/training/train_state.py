@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from longspan import distributed
+from longspan.errors import UserError
 from longspan.models.interface import LanguageModel
 from longspan.optim import memories, restore_memories
 from longspan.runs import Checkpoint
@@ -73,6 +76,18 @@ def unpack(
     if missing := distributed.initial_state(model, 1).flatten().keys() - carried.keys():
         raise KeyError(f"state.{min(missing)}")
     return State.unflatten(carried).select(slice(lanes.start, lanes.stop)).to(device)
+
+
+@contextmanager
+def complete(path: Path) -> Iterator[None]:
+    """Inside, what is missing in a checkpoint that was made or changed by hand is one clear error."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as problem:
+        part = f"{problem}" if isinstance(problem, KeyError) else "a part of its training state"
+        raise UserError(
+            f"{path} cannot be resumed: it lacks {part}; start a new run from its weights with --init"
+        ) from None
 
 
 def load_weights(model: LanguageModel, weights: Mapping[str, Tensor]) -> None:
