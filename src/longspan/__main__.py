@@ -13,8 +13,12 @@ from typing import NoReturn
 
 from longspan.errors import is_out_of_memory
 
+COMPILING = ("train", "search", "bench")
+
 
 def main() -> int:
+    if sys.argv[1:2] and sys.argv[1] not in COMPILING:  # else torch imports its compiler, for two seconds
+        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     previous = signal.signal(signal.SIGINT, _leave)
     try:
         from longspan.cli import main as run

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch._dynamo.exc import TorchDynamoException
 
 T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def not_compiled(reason: str) -> Callable[[Function], Function]:
+    """A decorator: `torch.compiler.disable`.
+
+    It makes torch import its compiler, which takes about two seconds. So it does nothing in a process that
+    compiles nothing, where TORCH_COMPILE_DISABLE is 1 (see `longspan.__main__`).
+    """
+    if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
+        return lambda function: function
+    return torch.compiler.disable(reason=reason)
 
 
 class CompileFallback:
@@ -46,7 +58,7 @@ class CompileFallback:
         randomness = _randomness()
         try:
             return work()
-        except TorchDynamoException as problem:
+        except torch._dynamo.exc.TorchDynamoException as problem:
             self._give_up(problem)
         _restore(randomness)
         return self.run(work)

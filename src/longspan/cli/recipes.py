@@ -113,10 +113,9 @@ def known_vocabulary_size(data: DataConfig) -> int | None:
 
 def _num_parameters(config: RunConfig, vocabulary_size: int) -> int:
     """Counted on the meta device, which uses no memory."""
-    import torch
-
     from longspan.models import build_run
+    from longspan.models.skeleton import skeletons
 
-    with torch.device("meta"):
+    with skeletons():
         model = build_run(config, vocabulary_size)
     return sum(parameter.numel() for parameter in model.parameters())

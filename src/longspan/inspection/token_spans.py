@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from longspan.errors import UserError
@@ -81,6 +80,8 @@ def draw_token_spans(name: str, pieces: Sequence[bytes], spans_LHT: Tensor, path
     The text is broken into rows of `PER_ROW` tokens, with their text below. Beyond `MOST_ROWS` rows it is one
     long row without text.
     """
+    from matplotlib.figure import Figure
+
     num_layers, num_heads, count = spans_LHT.shape
     labelled = count <= MOST_ROWS * PER_ROW
     width = min(count, PER_ROW) if labelled else count

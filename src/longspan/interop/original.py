@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from longspan.config import ModelConfig, schema
@@ -23,6 +22,7 @@ from longspan.interop.torch_file import read_torch_file
 from longspan.interop.transformer_xl import TransformerXL
 from longspan.interop.translation import Options, Tensors, Translation
 from longspan.models import LanguageModel, build
+from longspan.models.skeleton import skeletons
 
 KINDS: dict[str, Translation] = {
     "adaptive-span": AdaptiveSpan(),
@@ -90,7 +90,7 @@ def read_original(
         tensors = translation.tensors(loaded)
         model_config = translation.config(tensors, options)
         size = translation.vocabulary_size(tensors, options)
-        with torch.device("meta"):  # nothing is allocated before all shapes are known to fit
+        with skeletons():  # nothing is allocated before all shapes are known to fit
             skeleton = build(model_config, size)
         weights = _weights(skeleton, tensors, translation, model_config)
         model = build(model_config, size)

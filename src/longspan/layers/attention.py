@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
+from longspan.compile_fallback import not_compiled
 from longspan.flops import Shape, flops
 from longspan.kernels.linear import SMALL_BATCH
 from longspan.kernels.span_attention import (
@@ -75,7 +76,7 @@ class Attention(AttentionHeads):
             self._add_residual = torch.compile(self._add_residual)  # type: ignore[method-assign]
         self._gates = torch.compile(self._gates)
 
-    @torch.compiler.disable(reason="windows change while spans are learned: every change would compile again")
+    @not_compiled(reason="windows change while spans are learned: every change would compile again")
     def forward(
         self, h_BTD: Tensor, state: State, value_BTD: Tensor | None = None, blend: Blend | None = None
     ) -> tuple[Tensor, State]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from longspan.errors import UserError, is_out_of_memory
 from longspan.machine_memory import physical_memory
+from longspan.models.skeleton import skeletons
 from longspan.registry import ARCHITECTURES
 
 
@@ -27,7 +28,7 @@ def check_memory(build: Callable[[], nn.Module], architecture: str) -> None:
     if torch.get_default_device().type == "meta":  # the caller wants no weights
         return
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        with torch.random.fork_rng(devices=[]), skeletons():
             model = build()
     except RuntimeError as problem:
         if not is_out_of_memory(problem):

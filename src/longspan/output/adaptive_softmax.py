@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from longspan.compile_fallback import not_compiled
 from longspan.flops import Shape
 from longspan.layers.embeddings import AdaptiveEmbedding, narrowing_widths, new_projection, new_table
 from longspan.output.interface import OutputHead
@@ -136,7 +137,7 @@ class _Cluster(NamedTuple):
         return scores(hidden, self.table_SK, self.bias_S)
 
 
-@torch.compiler.disable(reason="the number of tokens in a cluster changes from block to block")
+@not_compiled(reason="the number of tokens in a cluster changes from block to block")
 def _add_within(nll_N: Tensor, hidden_ND: Tensor, places_N: Tensor, size: int, cluster: _Cluster) -> Tensor:
     """Adds -log p(word | cluster) to the tokens of the cluster, computed only for them.
 

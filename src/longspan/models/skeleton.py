@@ -1,0 +1,37 @@
+"""Models without weights, to count parameters and to compare shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+# On the meta device torch imports its compiler for these, which takes seconds.
+_SCALE_OR_FILL = (nn.init.normal_, Tensor.normal_, Tensor.div)
+
+
+@contextmanager
+def skeletons() -> Iterator[None]:
+    """Inside, models are built on the meta device: their tensors have shapes and no values."""
+    with torch.device("meta"), _ShapesAlone():
+        yield
+
+
+class _ShapesAlone(TorchFunctionMode):
+    """Leaves out what takes long and changes no shape."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func in _SCALE_OR_FILL and not any(isinstance(other, Tensor) for other in args[1:]):
+            return args[0] if args else given["tensor"]
+        if func is torch.randn:
+            return torch.empty(*args, **given)
+        if func is torch.linspace:
+            return torch.empty(args[2], **given)
+        return func(*args, **given)
