@@ -72,9 +72,10 @@ def _size_of(kernel: Any, constants: dict[str, Any], pointers: dict[str, str], e
     return len(compiled.asm["cubin"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("everything", "dynamic"),
-    [(True, True), pytest.param(True, False, marks=pytest.mark.slow), (False, False)],
+    [(True, True), (True, False), (False, False)],
 )
 def test_every_kernel_compiles(everything: bool, dynamic: bool) -> None:
     """In a process of its own: the interpreter that other tests use takes the compiler's place."""

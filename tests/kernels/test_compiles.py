@@ -60,6 +60,7 @@ build(decode_gpu._part_kernel, BN=64, FIRST=1, **nothing, **sizes)
 """
 
 
+@pytest.mark.slow
 def test_tables_steps_of_decoding_and_post_norm(tmp_path: object) -> None:
     pytest.importorskip("triton", reason="Triton is for Linux")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

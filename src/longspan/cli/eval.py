@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from longspan.cli.console import add_quiet_option, say
 from longspan.cli.eval_curve import add_curve_options, check_curve, show_curve
 from longspan.cli.eval_dynamic import add_dynamic_options, check_dynamic, show_dynamic
-from longspan.cli.figures import lost_text, meaningless, perplexity
+from longspan.cli.figures import lanes, lost_text, meaningless, perplexity
 from longspan.cli.overrides import split_overrides
 from longspan.cli.paths import expanded
 from longspan.cli.plugin_option import add_plugin_option
@@ -197,7 +197,7 @@ def _as_text(score: Score, where: dict[str, str], notes: list[str], warnings: li
         ("bytes", _count(score.bytes)),
         ("characters", _count(score.characters)),
         ("words", f"{_count(score.words)}, including ends of lines"),
-        ("protocol", f"{score.protocol}, {score.batch_size} lanes, blocks of {score.block_length}"),
+        ("protocol", f"{score.protocol}, {lanes(score.batch_size)}, blocks of {score.block_length}"),
     ]
     if score.bytes is None:  # the text of the tokens is unknown
         rows = [row for row in rows if row[0] not in OF_TEXT]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longspan.cli.figures import lost_text, meaningless
+from longspan.cli.figures import lanes, lost_text, meaningless
 from longspan.cli.paths import as_path, check_writable
 from longspan.cli.scoring import title
 from longspan.errors import UsageError, UserError
@@ -163,7 +163,7 @@ def _as_text(
         above = bits
     size = f"{curve.tokens:,} tokens" + ("" if curve.bytes is None else f", {curve.bytes:,} bytes")
     rows = [
-        ("scored", f"{size}, the same for every row: the ends of {curve.lanes} lanes"),
+        ("scored", f"{size}, the same for every row: the ends of {lanes(curve.lanes)}"),
         ("past", past),
     ]
     if curve.left_out:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from longspan.cli.console import say
-from longspan.cli.figures import lost_text, meaningless, perplexity
+from longspan.cli.figures import lanes, lost_text, meaningless, perplexity
 from longspan.cli.scoring import title
 from longspan.errors import UsageError, UserError
 from longspan.json_text import to_json
@@ -142,7 +142,7 @@ def _as_text(found: DynamicScore, where: Mapping[str, str], notes: list[str], wa
     score = found.static
     facts = [
         ("rule", f"{found.rule}, rate {found.rate:g}, decay {found.decay:g}, {found.steps:,} steps"),
-        ("protocol", f"{score.protocol}, {score.batch_size} lanes, blocks of {score.block_length}"),
+        ("protocol", f"{score.protocol}, {lanes(score.batch_size)}, blocks of {score.block_length}"),
         ("tokens scored", f"{score.tokens:,}, each before the step on it"),
     ]
     if found.rule == "rms":

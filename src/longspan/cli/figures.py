@@ -20,6 +20,10 @@ def perplexity(value: float) -> str:
     return f"{value:,.3f}" if value < _LONG else f"{value:.2e}"
 
 
+def lanes(number: int) -> str:
+    return "1 lane" if number == 1 else f"{number:,} lanes"
+
+
 def final_figures(final: dict[str, Any], tokenizer: Tokenizer) -> list[str]:
     """The scores of a finished run, from the last line of its metrics, with notes."""
     lines: list[str] = []
