@@ -49,7 +49,7 @@ WARMUP = 8
 NO_END = 10**9  # steps: a stage ends by its time limit
 OURS = [
     ("training", name)
-    for name in ("seed", "device", "evaluate_every", "checkpoint_every", "checkpoint_minutes")
+    for name in ("seed", "device", "evaluate_every", "checkpoint_every", "checkpoint_minutes", "patience")
 ]
 LOGS = ("config.toml", "environment.json", "metrics.jsonl", "spans.jsonl")
 
@@ -149,7 +149,6 @@ def _config(recipe: str, overrides: list[tuple[str, str]], args: argparse.Namesp
     """The recipe with the race's settings: bytes, time limit, no evaluations during training."""
     table = recipes.load(recipe)
     apply(table, overrides)
-    table["training"] = {"compile_warmup": WARMUP} | table.get("training", {})
     config = schema.read(RunConfig, table)
     steps = [stage.steps for stage in config.stage if stage.steps is not None]
     if len(steps) < len(config.stage):
@@ -164,6 +163,8 @@ def _config(recipe: str, overrides: list[tuple[str, str]], args: argparse.Namesp
             evaluate_every=0,
             checkpoint_every=0,
             checkpoint_minutes=0,
+            patience=0,
+            compile_warmup=config.training.compile_warmup or WARMUP,
         ),
         stage=tuple(
             replace(stage, max_seconds=args.seconds * own / sum(steps), steps=NO_END)

@@ -15,8 +15,8 @@ def seeds_of(text: str) -> tuple[int, ...]:
         seeds = tuple(int(word) for word in text.split(","))
     except ValueError:
         raise UserError(f"--seed is a number or several with commas, as in 1,2,3, not '{text}'") from None
-    if min(seeds) < 0 or len({*seeds}) < len(seeds):
-        raise UserError(f"the seeds must be different and not negative: {text}")
+    if min(seeds) < 0 or max(seeds) >= 2**63 or len({*seeds}) < len(seeds):
+        raise UserError(f"the seeds must be different, not negative and below 2^63: {text}")
     return seeds
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import lzma
 import math
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -267,7 +269,10 @@ def test_a_race_on_the_valid_part(tmp_path: Path, home: Path, capsys: pytest.Cap
     [
         (["gpt", "--seed", "1,two"], "--seed is a number or several with commas"),
         (["gpt", "--seed", "1,1"], "the seeds must be different"),
-        (["gpt", "--seed", "-1"], "the seeds must be different and not negative"),
+        (["gpt", "--seed", "-1"], "the seeds must be different, not negative"),
+        (["gpt", "--seed", str(2**63)], "and below 2^63"),
+        (["gpt", "--training.patience=2"], "--training.patience is set by the race"),
+        (["gpt", "--training=x"], "'training' must be a table of options"),
         (["gpt", "quickstart", "--name=same"], "two entrants would write"),
         (["gpt", "--stage.0.steps=many"], "stage.0.steps"),
         (["gpt", "--training.seed=7"], "--training.seed is set by the race"),
@@ -290,6 +295,16 @@ def test_mistakes_show_before_anybody_has_started(
     assert complaint in lines[-1]
     assert not any("step" in line for line in lines[:-1])
     assert not [*tmp_path.glob("out/*")]
+
+
+def test_a_recipe_may_be_patient_and_say_how_often_it_warms_up(tmp_path: Path, home: Path) -> None:
+    table = recipes.load("gpt") | {"training": {"evaluate_every": 9, "patience": 3, "rehearsal": 1}}
+    (tmp_path / "patient.toml").write_text(tomli_w.dumps(table))
+    with pytest.warns(FutureWarning, match="rehearsal"):
+        config = race._config(
+            str(tmp_path / "patient.toml"), [], argparse.Namespace(seconds=1.0, device="cpu")
+        )
+    assert (config.training.patience, config.training.compile_warmup) == (0, 1)
 
 
 def test_steps_share_the_time_and_may_be_given(tmp_path: Path, home: Path) -> None:

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from longspan.kernels.linear import SMALL_BATCH, linear
+from tests import forks
+
+
+def products_of_many_sizes() -> int:
+    """Exit status: how many MB the process grew, at most 255."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    weight_ED, before = torch.randn(128, 128), 0
+    for rows in range(100, 900):
+        linear(torch.randn(rows, 128), weight_ED)
+        if rows == 300:
+            before = resident()
+    return min(255, max(0, (resident() - before) // 2**20))
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_memory_does_not_grow_with_every_number_of_rows() -> None:
+    """oneDNN would keep code for each, 300 MB here."""
+    assert forks.finish(forks.start(products_of_many_sizes)) < 60
 
 
 def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:

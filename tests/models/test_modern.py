@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from longspan.config import ModernConfig, SpanConfig
 from longspan.flops import Shape, flops
+from longspan.generation import Decoder
 from longspan.kernels import span_attention as entry
 from longspan.kernels.linear import squared_relu
 from longspan.kernels.qk_norm_rope import Rope, qk_norm_rope
@@ -357,6 +358,17 @@ class TestMemories:
             read = [learner(text(40, 1), state) for learner, state in zip((model, twin), states, strict=True)]
             torch.testing.assert_close(read[0][0], read[1][0])
             states = [state for _, state in read]
+
+
+def test_tokens_after_a_text_in_half_precision_are_in_the_precision_of_the_weights() -> None:
+    model = lively(dataclasses.replace(CONFIG, **EVERY_PART)).float()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        _, state = model(text(9), model.initial_state(2))
+    decoder = Decoder(model, state)
+    for tokens_B1 in text(5).split(1, dim=1):
+        with torch.no_grad():
+            expected_BTV, state = model.log_probs(tokens_B1, state)
+        torch.testing.assert_close(decoder.read(tokens_B1), expected_BTV[:, 0], rtol=1e-5, atol=1e-5)
 
 
 class TestHead:

@@ -25,7 +25,7 @@ from longspan.training.loss_meter import LossMeter
 from longspan.training.run_progress import RunProgress
 from longspan.training.step import Updater
 
-from .runs import Signals, metrics, small_config, small_table
+from .runs import Signals, metrics, outcome, small_config, small_table
 from .tiny import TinyModel
 
 
@@ -89,6 +89,13 @@ def test_tensorboard_has_the_same_numbers(uninterrupted: Path) -> None:
     for split in ("valid", "test"):
         (event,) = events.Scalars(f"final/{split}/bits_per_byte")
         assert (event.step, event.value) == (final["step"], pytest.approx(final[split]["bits_per_byte"]))
+
+
+def test_one_process_has_nothing_to_shard(text: Path, tmp_path: Path) -> None:
+    plain, sharded = small_config(text), small_config(text, training__shard=True)
+    assert outcome(train(sharded, tmp_path / "sharded").path) == outcome(
+        train(plain, tmp_path / "plain").path
+    )
 
 
 def test_the_final_score_is_that_of_the_best_weights(text: Path, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def content(run: RunFolder) -> dict[str, bytes]:
         ({"model__width": 8}, r"model\.width = 8, but the run began with 16"),
         ({"model__norm": "pre"}, r"model\.norm = 'pre', but the run began with 'post'"),
         ({"data__tokenizer__kind": "character"}, r"data\.tokenizer\.kind = 'character'"),
+        ({"model__span__penalty_from": 3}, r"model\.span\.penalty_from = 3, but the run began with 0: put"),
         ({"training__average": 0.9}, r"last\.safetensors holds no average of the weights"),
     ],
 )
@@ -59,6 +60,15 @@ def test_a_configuration_that_no_longer_fits(
     with pytest.raises(UserError, match=complaint):
         resume(run.path)
     assert content(run) == before
+
+
+def test_a_penalty_that_ramps_in_may_do_so_later(text: Path, tmp_path: Path) -> None:
+    config = small_config(text, model__span__penalty_from=5)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "run", reporter=Signals("step 28 ", signal.SIGINT))
+    later = small_config(text, model__span__penalty_from=35, model__span__penalty=1e-2)
+    (tmp_path / "run" / "config.toml").write_text(later.to_toml())
+    assert resume(tmp_path / "run").final() is not None
 
 
 @pytest.mark.parametrize(

@@ -341,8 +341,9 @@ class TestBlocks:
                 training__compile_warmup=2,
             )
 
-        with pytest.raises(UserError, match="read once"):
+        with pytest.raises(UserError, match=r"training\.compile_warmup reads the first blocks twice"):
             train(blocks_from(0), "iterator")
+        assert not (tmp_path / "iterator").exists()
         assert train(blocks_from, "function").final is not None
 
 

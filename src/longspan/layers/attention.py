@@ -48,7 +48,7 @@ class Attention(AttentionHeads):
     | "hidden", for decoding | its keys and values, while the weights are fixed | projected_memory |
     | "keys-values" | keys and values of the tokens when they were read | kv_cache |
 
-    With "keys-values" gradients reach the keys and values of the current block only.
+    With "keys-values" gradients reach the keys and values of one update only.
     A text begins with a memory of zeros that take part in the softmax, or, with `empty_start`, with nothing:
     the state then counts the rows that are filled.
     """

@@ -36,7 +36,7 @@ class AttentionStep(RowStep):
         self._attention = one_token(context)
         self._dynamic = context.spans is not None and context.spans.dim() > 1
         names = ["read"] * block._positions[0].counts + ["offset"] * (block.still > 0)
-        self._kept = State({name: state.tensor(name).clone() for name in names})
+        self._kept = State({name: _own(state.tensor(name), weight) for name in names})
         self._unchanged = not (block.qk_norm or self._kept or block.value_gates)
         self._sizes = [block.num_heads, 2 * block.num_heads]
 
@@ -74,6 +74,11 @@ class AttentionStep(RowStep):
         others = source._kept.flatten()
         for name, leaf in self._kept.flatten().items():
             leaf[row] = others[name][source_row]
+
+
+def _own(kept: Tensor, weight: Tensor) -> Tensor:
+    """A copy, in the precision of the weights: the text may have been read in another one."""
+    return kept.to(weight.dtype if kept.is_floating_point() else kept.dtype, copy=True)
 
 
 class _Weights:

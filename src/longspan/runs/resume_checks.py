@@ -29,6 +29,8 @@ _FIXED = (
 )
 # Nothing in a checkpoint depends on these.
 _CHANGEABLE = ("model.*dropout*", "model.weight_drop", "model.*penalty*", "model.*growth")
+# These too, but not from or to 0: a penalty that ramps in counts updates in the checkpoint.
+_STAYS_ON_OR_OFF = ("model.*penalty_from", "model.*penalty_full")
 
 
 def fixed_options(config: RunConfig, stage: int) -> dict[str, Any]:
@@ -39,7 +41,9 @@ def fixed_options(config: RunConfig, stage: int) -> dict[str, Any]:
         "search": asdict(config.search) if config.search else {},
         "training": asdict(config.training),
     }
-    options = {name: value for name, value in _flat(tables) if is_fixed(name)}
+    options = {
+        name: value for name, value in _flat(tables) if is_fixed(name) or _matches(name, _STAYS_ON_OR_OFF)
+    }
     options[f"stage.{stage}.optimizer"] = config.stage[stage].optimizer  # its state has one kind
     return options
 
@@ -51,7 +55,7 @@ def check_resumable(source: Path | str, config: RunConfig, stage: int, before: M
     """
     now = fixed_options(config, stage)
     for name, value in before.items():
-        if now.get(name) != value and not _matches(name, _CHANGEABLE):  # older checkpoints name more
+        if now.get(name) != value and not _may_become(name, value, now.get(name)):
             raise UserError(
                 f"{source} has {name} = {shown(now.get(name))}, but the run began with {shown(value)}: "
                 "put that back, or start a new run"
@@ -61,6 +65,13 @@ def check_resumable(source: Path | str, config: RunConfig, stage: int, before: M
 def is_fixed(name: str) -> bool:
     """Whether this option decides what weights and carried state mean, or how the text is read."""
     return _matches(name, _FIXED) and not _matches(name, _CHANGEABLE)
+
+
+def _may_become(name: str, before: Any, now: Any) -> bool:
+    """Whether an option that older checkpoints name may change from one value to another."""
+    if _matches(name, _STAYS_ON_OR_OFF):
+        return bool(before) == bool(now)
+    return _matches(name, _CHANGEABLE)
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

@@ -64,7 +64,8 @@ class Loop:
         self._callback = callback
         training = self._config.training
         self._lanes = distributed.share(training.batch_size)
-        if training.shard:
+        sharded = parallel.sharded(training)
+        if sharded:
             parallel.shard(model, detach_states=training.accumulate == 1)
         self._device = next(model.parameters()).device
         self._updater = Updater(
@@ -73,12 +74,12 @@ class Loop:
             micro_batches=training.micro_batches,
             fallback=self._strategy.fallback,
             capture=not training.block_jitter and training.accumulate == 1,
-            sharded=training.shard,
+            sharded=sharded,
         )
         self._blocks = StageBlocks(corpus, self._config, self._lanes, self._device)
         self._average = Average(model, training.average) if training.average else None
         self._divergence = DivergenceCheck(folder, model)
-        self._writer = CheckpointWriter(folder, sharded=training.shard)
+        self._writer = CheckpointWriter(folder, sharded=sharded)
         self._interrupt = Interrupt()
         self._scoring = Scoring(
             model,

@@ -16,8 +16,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from longspan import distributed
+from longspan.config import TrainingConfig
 from longspan.models.interface import LanguageModel
 from longspan.state import State
+
+
+def sharded(training: TrainingConfig) -> bool:
+    """Whether weights are divided. Without torchrun there is one process, and nothing to divide."""
+    return training.shard and dist.is_initialized()
 
 
 def shard(model: LanguageModel, *, detach_states: bool = False) -> None:

@@ -28,7 +28,7 @@ from longspan.runs.init import Init
 from longspan.runs.load_weights import check_weights
 from longspan.runs.resume_checks import check_resumable, fixed_options
 from longspan.testing import ContractError, check_model
-from longspan.training import changed_options, initial_weights, resume_point
+from longspan.training import changed_options, initial_weights, parallel, resume_point
 from longspan.training.deterministic import deterministic
 from longspan.training.loop import Loop
 from longspan.training.out_of_memory import within_memory
@@ -91,6 +91,8 @@ def train(
         _check_can_be_scored(config, corpus)
         if given is not None and given.blocks is not None and given.blocks.next(LanePosition()) is None:
             raise UserError("there is nothing to train on: data['train'] has no blocks")
+        if given is not None and given.blocks is not None and not given.blocks.can_go_back:
+            _check_reads_once(config.training)
         with _own_random_numbers(config.training.seed, device):
             # What fails here leaves no folder behind, so that a corrected command can use its name.
             model = _build_model(config, corpus, device)
@@ -282,6 +284,14 @@ def _check_fits(config: RunConfig, corpus: TokenizedCorpus | GivenTokens) -> Non
         check_fits(text, lanes, training.segment_length, unit="segment")
 
 
+def _check_reads_once(training: TrainingConfig) -> None:
+    if training.compile_warmup:
+        raise UserError(
+            "training.compile_warmup reads the first blocks twice, and an iterator gives them once: set it "
+            "to 0, or pass as data['train'] a function that returns the blocks from a number on"
+        )
+
+
 def _check_can_be_scored(config: RunConfig, corpus: TokenizedCorpus | GivenTokens) -> None:
     """Raise now, not after hours of training, if held-out text is too short for its protocol."""
     evaluation = config.evaluation
@@ -335,7 +345,7 @@ def _run(
         folder.config,
         log.say,
         ranks=distributed.size(),
-        shard=folder.config.training.shard,
+        shard=parallel.sharded(folder.config.training),
         resume_command=folder.resume_command,
     ):
         Loop(folder, corpus, model, log, resume_from, strategy, callback).run()
