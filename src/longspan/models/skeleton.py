@@ -27,11 +27,8 @@ class _ShapesAlone(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = dict(kwargs or {})
-        if func in _SCALE_OR_FILL and not any(isinstance(other, Tensor) for other in args[1:]):
+        given = kwargs or {}
+        others = (*args[1:], given.get("other"))
+        if func in _SCALE_OR_FILL and not any(isinstance(other, Tensor) for other in others):
             return args[0] if args else given["tensor"]
-        if func is torch.randn:
-            return torch.empty(*args, **given)
-        if func is torch.linspace:
-            return torch.empty(args[2], **given)
         return func(*args, **given)
