@@ -39,13 +39,16 @@ from longspan.config import DataConfig, EvaluationConfig, GptConfig, ModelConfig
 from longspan.data import TokenizedCorpus, prepare
 from longspan.errors import UserError
 from longspan.files import whole_folder
-from longspan.models import LanguageModel
+from longspan.models import LanguageModel, build_run
+from longspan.models.skeleton import skeletons
 from longspan.runs import pick_device
 from longspan.runs.environment import environment
 from longspan.training import Interrupted, Reporter, train
+from longspan.training.strategy import Strategy
 
 LANES = 16
 WARMUP = 8
+BYTES = 256
 NO_END = 10**9  # steps: a stage ends by its time limit
 OURS = [
     ("training", name)
@@ -90,6 +93,8 @@ def race(args: argparse.Namespace, overrides: list[tuple[str, str]]) -> None:
     for entrant in entrants:
         readings, _ = _readings(entrant, len(corpus.splits["test"]))
         race_protocol.check_reach(readings, len(corpus.splits["valid"]))
+        if isinstance(entrant, int) and len(corpus.splits["train"]) <= entrant:
+            raise UserError(f"the training text is not longer than a context of {entrant:,}: use more text")
     runs: list[list[dict[str, Any]]] = [[] for _ in entrants]
     for seed in seeds:  # a machine that slows down meets all entrants alike
         for entrant, lines in zip(entrants, runs, strict=True):
@@ -150,6 +155,9 @@ def _config(recipe: str, overrides: list[tuple[str, str]], args: argparse.Namesp
     table = recipes.load(recipe)
     apply(table, overrides)
     config = schema.read(RunConfig, table)
+    Strategy.check(config)
+    with skeletons():
+        build_run(config, BYTES)  # raises if the model cannot be built for bytes
     steps = [stage.steps for stage in config.stage if stage.steps is not None]
     if len(steps) < len(config.stage):
         raise UserError(f"{recipe} has a stage of epochs: the race divides its time by steps, so give steps")

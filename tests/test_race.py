@@ -285,6 +285,8 @@ def test_a_race_on_the_valid_part(tmp_path: Path, home: Path, capsys: pytest.Cap
         (["gpt", "--seconds", "inf"], "--seconds must be a number above 0"),
         (["gpt", "--model.context", "64"], "options of recipes are written with '=', as in --model.context="),
         (["gpt", "--stage.0.steps=none", "--stage.0.epochs=2"], "has a stage of epochs"),
+        (["gpt", "wikitext2-par-search"], "is a search"),
+        (["gpt", "txl-wikitext-103"], "cutoffs"),
     ],
 )
 def test_mistakes_show_before_anybody_has_started(

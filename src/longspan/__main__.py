@@ -17,8 +17,8 @@ COMPILING = ("train", "search", "bench")
 
 
 def main() -> int:
-    if sys.argv[1:2] and sys.argv[1] not in COMPILING:  # else torch imports its compiler, for two seconds
-        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+    if not any(word in COMPILING for word in sys.argv[1:]):
+        os.environ.setdefault("LONGSPAN_COMPILES", "0")  # read in compile_fallback.py
     previous = signal.signal(signal.SIGINT, _leave)
     try:
         from longspan.cli import main as run

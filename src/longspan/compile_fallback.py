@@ -16,10 +16,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def not_compiled(reason: str) -> Callable[[Function], Function]:
     """A decorator: `torch.compiler.disable`.
 
-    It makes torch import its compiler, which takes about two seconds. So it does nothing in a process that
-    compiles nothing, where TORCH_COMPILE_DISABLE is 1 (see `longspan.__main__`).
+    It makes torch import its compiler, which takes about two seconds. So it does nothing in a command that
+    compiles no model (see `longspan.__main__`).
     """
-    if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
+    if os.environ.get("LONGSPAN_COMPILES") == "0":
         return lambda function: function
     return torch.compiler.disable(reason=reason)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from longspan.kernels.linear import SMALL_BATCH, linear
+from longspan.machine_memory import bound_code_of_products
 from tests import forks
 
 
@@ -20,10 +21,11 @@ def products_of_many_sizes() -> int:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
+    bound_code_of_products()
     weight_ED, before = torch.randn(128, 128), 0
-    for rows in range(100, 900):
+    for rows in range(100, 1000):
         linear(torch.randn(rows, 128), weight_ED)
-        if rows == 300:
+        if rows == 400:
             before = resident()
     return min(255, max(0, (resident() - before) // 2**20))
 

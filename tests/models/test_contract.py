@@ -279,6 +279,13 @@ def test_however_the_text_is_cut(variant, cuts):
     blocks_alike(Probe(model), [cuts])
 
 
+def test_the_state_keeps_no_larger_tensors_in_memory(model):
+    """Views of a block's activations would keep all of them from one block to the next."""
+    leaves = {name: leaf for name, leaf in warm_state(model, 2).flatten().items() if leaf.numel()}
+    for name, leaf in leaves.items():
+        assert leaf.untyped_storage().nbytes() == leaf.numel() * leaf.element_size(), name
+
+
 def test_the_state_has_names(model):
     flat = warm_state(model, 2).flatten()
     assert flat

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from longspan import recipes
+from longspan import __main__, recipes
 from longspan.config import RunConfig, schema
 from longspan.models import build_run
 from longspan.models.skeleton import skeletons
@@ -36,9 +36,10 @@ def test_what_is_left_out_keeps_its_shape() -> None:
         assert nn.init.normal_(filled).normal_() is filled
         steps = torch.linspace(0, 1, steps=6)
         seeded = torch.randn(7, generator=torch.Generator())
+        parts = nn.Parameter(torch.arange(8) / 8)
         broadcast = torch.ones(5).div(other=torch.ones(4, 1))
     assert (drawn.shape, filled.shape, drawn.is_meta) == ((3, 4), (5,), True)
-    assert (steps.shape, seeded.shape, broadcast.shape) == ((6,), (7,), (4, 5))
+    assert (steps.shape, seeded.shape, parts.shape, broadcast.shape) == ((6,), (7,), (8,), (4, 5))
     assert torch.randn(2).abs().sum() > 0
 
 
@@ -47,8 +48,26 @@ def test_the_compiler_is_not_imported_where_nothing_is_compiled() -> None:
     code = (
         "import sys; sys.argv = ['longspan', 'recipes']; from longspan.__main__ import main; main(); "
         "import longspan.language_model; "
-        "print([name for name in ('torch._dynamo', 'matplotlib') if name in sys.modules])"
+        "print([name for name in ('torch._dynamo', 'matplotlib') if name in sys.modules]); import torch; "
+        "print(torch.compile(lambda x: x + 1, backend='eager', fullgraph=True)(torch.ones(1)))"  # of a plugin
     )
-    variables = {name: value for name, value in os.environ.items() if name != "TORCH_COMPILE_DISABLE"}
+    variables = {name: value for name, value in os.environ.items() if name != "LONGSPAN_COMPILES"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables)
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    assert done.stdout.splitlines()[-2:] == ["[]", "tensor([2.])"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "compiles"),
+    [
+        ("train quickstart", True),
+        ("--training.compile=true train", True),
+        ("eval runs/a", False),
+        ("", False),
+    ],
+)
+def test_commands_that_train_may_compile(words: str, compiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LONGSPAN_COMPILES", raising=False)
+    monkeypatch.setattr(sys, "argv", ["longspan", *words.split()])
+    monkeypatch.setattr("longspan.cli.main", lambda: 0)
+    assert __main__.main() == 0
+    assert ("LONGSPAN_COMPILES" not in os.environ) == compiles

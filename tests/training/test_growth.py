@@ -13,7 +13,7 @@ from longspan.config import RunConfig
 from longspan.layers.span import Span
 from longspan.models import LanguageModel
 from longspan.runs.init import Init
-from longspan.training import Interrupted, loop, resume, train
+from longspan.training import Interrupted, resume, scoring, train
 from longspan.training.step import Updater
 
 from .runs import Signals, metrics, outcome, small_config
@@ -87,13 +87,13 @@ def test_evaluations_and_loaded_models_see_what_the_steps_before_saw(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[float] = []
-    evaluate = loop.evaluate
+    evaluate = scoring.evaluate
 
     def noting(model: LanguageModel, *arguments: Any, **options: Any) -> Any:
         seen.append(part(model))
         return evaluate(model, *arguments, **options)
 
-    monkeypatch.setattr(loop, "evaluate", noting)
+    monkeypatch.setattr(scoring, "evaluate", noting)
     run = train(config(text, "learned"), tmp_path / "run").path
     assert seen == [0.25, 0.5, 1.0, 1.0, 1.0]  # after steps 7, 14 and 21 of 21; then the held-out splits
     assert part(longspan.load(run).model) == 1.0

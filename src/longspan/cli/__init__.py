@@ -46,6 +46,7 @@ from longspan.config import RunConfig
 from longspan.config.reference import documented
 from longspan.cores import settle_threads
 from longspan.errors import UsageError, UserError, is_out_of_memory, nearest
+from longspan.machine_memory import bound_code_of_products
 from longspan.progress import say, showing
 from longspan.registry import load_plugins
 from longspan.streams import open_missing
@@ -80,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     open_missing()
     settle_threads()
+    bound_code_of_products()
     with control_characters_shown():
         return _main(argv)
 

@@ -84,11 +84,13 @@ class ModernConfig:
         "cheaper, but no gradient reaches the projections through the memory",
     )
     dropout: float = option(
-        0.0, help="dropout on embeddings, attention weights, and the outputs of all layers"
+        0.0,
+        help="dropout on embeddings, attention weights, the outputs of all layers, and the input of the "
+        "output layer",
     )
     repeat_dropout: float = option(
         0.0,
-        help="dropout on embeddings and the outputs of all layers; it ramps in from epoch 4 and has this "
+        help="dropout as above but not on attention weights; it ramps in from epoch 4 and has this "
         "value from epoch 19 on",
     )
     tied: bool = option(False, help="use the embedding's weights in the output layer")

@@ -191,7 +191,7 @@ class Attention(AttentionHeads):
         layers = [self.query, self.key, self.value, self.out, self.span]
         layers += [] if self.value_gates is None else [self.value_gates]
         total = sum(flops(layer, shape) for layer in layers)
-        for W in self.span.windows_for(T):
+        for W in self._windows(T):
             M = _recalled(min(W, self.span.memory_length), shape)
             if not self.keeps_keys:
                 total += 2 * (2 * M * D * K) / T  # keys and values of the memory

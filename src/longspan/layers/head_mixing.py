@@ -43,5 +43,8 @@ def gates(x_BTC: Tensor, weight_HC: Tensor) -> Tensor:
 
 
 def last_still(rows_BTRK: Tensor, heads: int, still: int) -> Tensor:
-    """The pairs of the last token's keys that RoPE does not rotate, [B, 1, H, 2, S]."""
-    return torch.unflatten(rows_BTRK[:, -1:, heads : 2 * heads], -1, (2, -1))[..., -still:]
+    """The pairs of the last token's keys that RoPE does not rotate, [B, 1, H, 2, S].
+
+    A copy: the state would keep all rows in memory.
+    """
+    return torch.unflatten(rows_BTRK[:, -1:, heads : 2 * heads], -1, (2, -1))[..., -still:].clone()

@@ -91,7 +91,7 @@ class NgramEmbeddings(InputLayer):
         if self.training and self.dropout > 0 and (self.row_dropout.is_cuda or self.row_dropout > 0):
             found = self._dropped(found)
         out_BTD = reduce(torch.add, found) if self.widen is None else self.widen(torch.cat(found, dim=-1))
-        return out_BTD, State({"before": digits_BS[:, block:]})
+        return out_BTD, State({"before": digits_BS[:, block:].clone()})
 
     def _dropped(self, found: list[Tensor]) -> list[Tensor]:
         """Dropout of whole rows: what is kept is scaled by 1 / (1 - p)."""

@@ -36,7 +36,7 @@ class ShortConvolution(Block):
         block, remembered = x_BTD.shape[1], before_BND.shape[1]
         for n, weight_D in enumerate(self.weight_ND):
             h_BTD = torch.addcmul(h_BTD, weight_D, x_BSD[:, remembered - n :][:, :block])
-        return h_BTD, State({"before": x_BSD[:, block:]})
+        return h_BTD, State({"before": x_BSD[:, block:].clone()})  # not all of x
 
     def step_from(self, state: State) -> KeptStep:
         return KeptStep(self, state)

@@ -34,7 +34,8 @@ class ShiftedFeedForward(FeedForward):
 
     def forward(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         x_BTD, shifted = self.norm(h_BTD), self.shifted
-        first_B1C, last_B1C = state.tensor("before").to(x_BTD.dtype), x_BTD[:, -1:, :shifted]
+        first_B1C = state.tensor("before").to(x_BTD.dtype)
+        last_B1C = x_BTD[:, -1:, :shifted].clone()  # else the state keeps all of x in memory
         before_BTC = torch.cat([first_B1C, x_BTD[:, :-1, :shifted]], dim=1)
         out_BTD = self._feed_forward(torch.cat([before_BTC, x_BTD[..., shifted:]], dim=-1))
         return h_BTD + dropout(out_BTD, self.output_dropout, self.training), State({"before": last_B1C})

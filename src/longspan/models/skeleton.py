@@ -28,7 +28,8 @@ class _ShapesAlone(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = kwargs or {}
-        others = (*args[1:], given.get("other"))
-        if func in _SCALE_OR_FILL and not any(isinstance(other, Tensor) for other in others):
-            return args[0] if args else given["tensor"]
+        if func in _SCALE_OR_FILL:
+            first, *others = (*args, *given.values())
+            if first.is_floating_point() and not any(isinstance(other, Tensor) for other in others):
+                return first
         return func(*args, **given)
