@@ -1,8 +1,9 @@
 """Training: from a configuration to a run folder."""
 
 from longspan.training.errors import Diverged, Interrupted, Stopped
+from longspan.training.finished import is_finished
 from longspan.training.reporter import PlainReporter, Reporter, reporter_for, reporter_for_stdout
-from longspan.training.run import is_finished, resume, train
+from longspan.training.run import resume, train
 from longspan.training.strategy import Strategy
 
 __all__ = [

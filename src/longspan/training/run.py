@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,27 +13,24 @@ import torch
 
 from longspan import distributed
 from longspan.config import RunConfig, TrainingConfig
-from longspan.data import GivenTokens, LanePosition, TokenizedCorpus, check_fits, corpora, prepare
+from longspan.data import GivenTokens, TokenizedCorpus, corpora, prepare
 from longspan.errors import UserError, is_out_of_memory
-from longspan.evaluation.protocols import PROTOCOLS
 from longspan.flops import Shape
 from longspan.inspection.report import write_report
 from longspan.models import LanguageModel, build_run
 from longspan.optim import build_optimizers
-from longspan.runs import Checkpoint, RunFolder, checkpoint, lock, pick_device
+from longspan.runs import Checkpoint, RunFolder, lock, pick_device
 from longspan.runs.auto_options import resolved
 from longspan.runs.environment import device_name, differences, environment
 from longspan.runs.init import Init
 from longspan.runs.load_weights import check_weights
 from longspan.runs.resume_checks import check_resumable, fixed_options
-from longspan.testing import ContractError, check_model
-from longspan.training import changed_options, initial_weights, parallel, resume_point
+from longspan.training import changed_options, checks, finished, initial_weights, parallel, resume_point
 from longspan.training.deterministic import deterministic
 from longspan.training.loop import Loop
 from longspan.training.out_of_memory import within_memory
 from longspan.training.reporter import Reporter
 from longspan.training.run_log import RunLog
-from longspan.training.run_progress import RunProgress
 from longspan.training.strategy import Strategy
 from longspan.training.threads import cpu_threads
 from longspan.training.wandb_logger import find_wandb
@@ -78,21 +74,19 @@ def train(
         cpu_threads(config.training.threads),
         deterministic(config.training.deterministic),
     ):
-        _check_lanes(config.training)
+        checks.check_lanes(config.training)
         out = Path(distributed.text_from_first(str(out)))  # the first free name may differ between ranks
-        _warn_of_long_warmups(config)
+        checks.warn_of_long_warmups(config)
         corpus: TokenizedCorpus | GivenTokens
         if given is None:
             config, tokenizer = initial_weights.with_tokenizer(init, config, log)
             corpus = prepare(config.data, log.say, tokenizer)
         else:
             corpus = given
-        _check_fits(config, corpus)
-        _check_can_be_scored(config, corpus)
-        if given is not None and given.blocks is not None and given.blocks.next(LanePosition()) is None:
-            raise UserError("there is nothing to train on: data['train'] has no blocks")
-        if given is not None and given.blocks is not None and not given.blocks.can_go_back:
-            _check_reads_once(config.training)
+        checks.check_text(config, corpus)
+        checks.check_can_be_scored(config, corpus)
+        if given is not None and given.blocks is not None:
+            checks.check_blocks(given.blocks, config.training)
         with _own_random_numbers(config.training.seed, device):
             # What fails here leaves no folder behind, so that a corrected command can use its name.
             model = _build_model(config, corpus, device)
@@ -102,7 +96,7 @@ def train(
             for stage in config.stage:
                 build_optimizers(model, stage)
             if config.plugins:
-                _check_interface(model, device)
+                checks.check_interface(model, device)
             stored = _with_absolute_corpus(config)
             with distributed.first_before_others():
                 if distributed.is_first():
@@ -144,9 +138,9 @@ def resume(
         cpu_threads(training.threads),
         deterministic(training.deterministic),
     ):
-        _check_lanes(training)
+        checks.check_lanes(training)
         # Rank 0 decides, since the others may read while it changes the folder.
-        advice = _finished(folder, before) if distributed.is_first() else None
+        advice = finished.advice(folder, before) if distributed.is_first() else None
         if advice := distributed.text_from_first(advice or ""):
             if before is not None:  # a changed option must not be ignored silently
                 check_resumable("the command", folder.config, 0, fixed_options(before, 0))
@@ -157,34 +151,6 @@ def resume(
         with lock.for_training(folder):
             _continue_run(folder, before, given, log, strategy, callback)
     return folder
-
-
-def is_finished(folder: RunFolder) -> bool:
-    """Whether a run has its final score; false again if steps or stages were added to config.toml since."""
-    return _finished(folder, None) is not None
-
-
-def _finished(folder: RunFolder, before: RunConfig | None) -> str | None:
-    """What to do with a run that is finished; None if it is not. `before` is as in `_continue_run`."""
-    if folder.final() is None:
-        return None
-    training = folder.config.training
-    if training.at_end == "stop":
-        return "nothing to do"
-    last = folder.checkpoint("last")
-    try:
-        progress = RunProgress.from_json(checkpoint.load(last).facts["progress"]) if last.exists() else None
-    except (UserError, KeyError, TypeError):
-        progress = None
-    if progress is None:  # the checkpoint is lost or incomplete; the final score exists
-        longer = before is not None and before.stage != folder.config.stage
-        return None if longer else "nothing to do"
-    if progress.out_of_patience(training.patience):
-        return (
-            f"it had no better score in {progress.since_best} evaluations; to go on, raise training.patience"
-        )
-    left = folder.config.stage[progress.stage :]
-    return "nothing to do" if len(left) < 2 and all(map(progress.stage_is_over, left)) else None
 
 
 def _continue_run(
@@ -201,7 +167,7 @@ def _continue_run(
     folder.config = config = resolved(folder.config, device)  # config.toml has `auto` only if it was edited
     changes = [] if before is None else changed_options.differences(before, config)
     if saved is not None:
-        _check_unchanged(folder, saved, "the command" if changes else folder.path / "config.toml")
+        checks.check_unchanged(folder, saved, "the command" if changes else folder.path / "config.toml")
     elif before is not None:
         text = {n: value for n, value in fixed_options(before, 0).items() if n.startswith("data.")}
         check_resumable("the command", config, 0, text)
@@ -220,7 +186,7 @@ def _continue_run(
     if corpus.fingerprint != folder.fingerprint:
         what = f"the text of {corpus.name} has" if given is None else f"{corpus.name} have"
         raise UserError(f"{what} changed since {folder.path} began: start a new run")
-    _check_fits(config, corpus)
+    checks.check_text(config, corpus)
     if saved is not None and given is not None and given.blocks is not None and not given.blocks.can_go_back:
         raise UserError(
             f"{folder.path} cannot be resumed from an iterator: pass as data['train'] a function that takes "
@@ -251,59 +217,6 @@ def _with_absolute_corpus(config: RunConfig) -> RunConfig:
     return replace(config, data=replace(config.data, corpus=corpora.anchored(config.data.corpus)))
 
 
-def _warn_of_long_warmups(config: RunConfig) -> None:
-    for stage in config.stage:
-        if stage.steps is not None and stage.warmup_steps > stage.steps:
-            warnings.warn(
-                f"the warm-up of stage '{stage.name}' is longer than the stage ({stage.warmup_steps:,} of "
-                f"{stage.steps:,} steps): the learning rate never reaches {stage.learning_rate:g}",
-                stacklevel=3,
-            )
-
-
-def _check_lanes(training: TrainingConfig) -> None:
-    """Raise if the batch cannot be divided over the ranks, before anything is written."""
-    lanes = len(distributed.share(training.batch_size))
-    if training.micro_batches > lanes:
-        raise UserError(
-            f"training.micro_batches is {training.micro_batches}, but each of {distributed.size()} processes "
-            f"has only {lanes} lanes of the batch: lower it, or raise training.batch_size"
-        )
-
-
-def _check_fits(config: RunConfig, corpus: TokenizedCorpus | GivenTokens) -> None:
-    training = config.training
-    if isinstance(corpus, GivenTokens) and corpus.blocks is not None:
-        longest = max(map(config.block_length, config.stage))
-        corpus.blocks.expect(training.batch_size, longest)
-        return
-    text, lanes = corpus.splits["train"], training.batch_size
-    if training.segment_length is None:
-        check_fits(text, lanes, max(map(config.block_length, config.stage), default=training.block_length))
-    else:
-        check_fits(text, lanes, training.segment_length, unit="segment")
-
-
-def _check_reads_once(training: TrainingConfig) -> None:
-    if training.compile_warmup:
-        raise UserError(
-            "training.compile_warmup reads the first blocks twice, and an iterator gives them once: set it "
-            "to 0, or pass as data['train'] a function that returns the blocks from a number on"
-        )
-
-
-def _check_can_be_scored(config: RunConfig, corpus: TokenizedCorpus | GivenTokens) -> None:
-    """Raise now, not after hours of training, if held-out text is too short for its protocol."""
-    evaluation = config.evaluation
-    lay_out = PROTOCOLS[evaluation.protocol]
-    block_length = evaluation.block_length or config.training.block_length
-    for split, limit in (("valid", evaluation.max_tokens), ("test", evaluation.max_tokens_final)):
-        if split not in corpus.splits:  # optional in data passed from Python
-            continue
-        num_tokens = len(corpus.splits[split])
-        lay_out(min(num_tokens, (limit or num_tokens) + 1), evaluation.batch_size, block_length)
-
-
 def _build_model(
     config: RunConfig, corpus: TokenizedCorpus | GivenTokens, device: torch.device
 ) -> LanguageModel:
@@ -313,15 +226,6 @@ def _build_model(
         if not is_out_of_memory(problem):
             raise
         raise UserError(f"the model of {config.name} does not fit into memory: make it smaller") from None
-
-
-def _check_interface(model: LanguageModel, device: torch.device) -> None:
-    """A user's code may return other shapes or states than it should: say so before the first step."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        try:
-            check_model(model, rules=["shapes", "stored once"])
-        except ContractError as problem:
-            raise UserError(f"{problem} longspan.testing.check_model checks every rule.") from None
 
 
 def _run(
@@ -360,18 +264,6 @@ def _write_report(folder: RunFolder, log: RunLog) -> None:
         write_report([folder.path], folder.path / "report.html")
     except Exception as problem:
         log.say(f"warning: there is no report of this run ({problem}); try 'longspan report {folder.path}'")
-
-
-def _check_unchanged(folder: RunFolder, saved: Checkpoint, source: Path | str) -> None:
-    """Raise if `source` changes options in a way that the checkpoint does not allow."""
-    last, config, stage = folder.checkpoint("last"), folder.config, saved.facts["progress"]["stage"]
-    if stage >= len(config.stage):
-        raise UserError(
-            f"{last} is from a stage that the configuration no longer has: put its [[stage]] back"
-        )
-    check_resumable(source, config, stage, saved.facts.get("fixed_options", {}))
-    if config.training.average and not saved.below("average"):
-        raise UserError(f"{last} holds no average of the weights: remove training.average from config.toml")
 
 
 def _summary(
