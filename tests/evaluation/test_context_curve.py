@@ -154,3 +154,31 @@ def test_rows_are_limited_by_the_size_of_their_states() -> None:
     assert _Rows(tokens=4096, block_length=512, lanes=8, state_bytes=4).of(9000) == 8
     assert _Rows(tokens=4096, block_length=512, lanes=8, state_bytes=1 << 27).of(16) == 8
     assert _Rows(tokens=4, block_length=512, lanes=8, state_bytes=4).of(16) == 1
+
+
+class InContexts(Counts):
+    """Begins anew after every 20 tokens."""
+
+    context = 20
+
+    def forward(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
+        before_BT = state.tensor("count")[:, None] + torch.arange(tokens_BT.shape[1])
+        return (before_BT % 20 + 1)[..., None].float(), State({"count": before_BT[:, -1] + 1})
+
+
+def test_contexts_that_the_model_cannot_hold_are_left_out() -> None:
+    """A run of context 16 ends after 19 tokens, one of 17 after 20, and one of 20 after 24."""
+    found = curve(InContexts(16), contexts=(16, 17, 20, 64))
+    assert [(point.context, point.nats) for point in found.points[:-1]] == [(16, 0), (17, 0)]
+    assert (found.left_out, found.model_context) == ((20, 64), 20)
+    last = found.points[-1]
+    assert (last.least, last.most) == (1, 20)
+    assert last.nats == 3 * sum((place - 1) % 20 + 1 < 16 for place in range(204, 234))
+    with pytest.raises(UserError, match="a new context every 20 tokens, and a context of 18 needs 21"):
+        curve(InContexts(1), contexts=(18, 64))
+
+
+def test_what_was_not_read_is_said() -> None:
+    found = curve(Counts(1), max_tokens=299)
+    assert (found.read, found.beyond) == (300, 400)
+    assert (found.figures()["read"], found.figures()["beyond"]) == (300, 400)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from longspan.config import EvaluationConfig, RunConfig
 from longspan.data import token_array
 from longspan.data.tokenizers.byte import ByteTokenizer
 from longspan.errors import UserError
-from longspan.evaluation import DynamicScore, dynamic_evaluation
-from longspan.evaluation.dynamic import _adapted_weights, adapting, mean_squares
-from longspan.evaluation.dynamic_rules import Rms, Sgd
+from longspan.evaluation import DynamicScore, dynamic, dynamic_evaluation
+from longspan.evaluation.dynamic import _adapted_weights, adapting, statistics_plans
+from longspan.evaluation.dynamic_rules import Rms, Sgd, Squares
 from longspan.evaluation.protocols import EvaluationPlan, Lane, every_token
 from longspan.models import LanguageModel, build_run
 from tests.models.test_contract import VARIANTS, VOCABULARY
@@ -33,7 +36,7 @@ def score(model: LanguageModel, rule: Any = "sgd", tokens: np.ndarray = TEXT, **
         config=EvaluationConfig(batch_size=options.pop("batch_size", 2)),
         block_length=8,
         rule=rule,
-        training=token_array(TEXT[::-1].copy(), tokenizer),
+        training=token_array(TEXT[::-1][: options.pop("training_tokens", None)].copy(), tokenizer),
         device="cpu",
         **options,
     )
@@ -150,22 +153,52 @@ def test_the_rms_rule_by_hand() -> None:
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_mean_squares_are_those_of_single_blocks(lanes: int) -> None:
-    model = tiny_model()
+def test_squares_of_gradients_of_the_training_text_by_hand(
+    lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two places a lane, far apart; one block that fills the state, then two with gradients."""
+    monkeypatch.setattr(dynamic, "STATISTICS_WARM", 5)  # a whole block
+    monkeypatch.setattr(dynamic, "STATISTICS_BLOCKS", 2)
+    monkeypatch.setattr(dynamic, "STATISTICS_PLACES", 2)
+    model = copy.deepcopy(tiny_model())
     weights = _adapted_weights(model)
-    found = mean_squares(model, weights, TEXT, lanes, 8, "cpu", most=3)
+    plans = statistics_plans(len(TEXT), lanes, 8)
+    starts = [[lane.start for lane in plan.lanes] for plan in plans]
+    assert starts == {1: [[0], [100]], 2: [[0, 66], [33, 100]]}[lanes]
+    squares = Squares(weights)
+    for plan in plans:
+        list(adapting(model, squares, weights, TEXT, plan, 8, "cpu"))
+
     expected = [torch.zeros_like(weight) for weight in weights]
-    starts = np.linspace(0, len(TEXT) - 17, 3 * lanes).astype(int)
-    for starts_of_block in starts.reshape(lanes, 3).T:  # a lane is a part of the text
-        text = torch.from_numpy(np.stack([TEXT[start : start + 17] for start in starts_of_block]))
+    for starts_of_place in starts:
+        text = torch.from_numpy(np.stack([TEXT[start : start + 25] for start in starts_of_place]))
         with torch.no_grad():
             _, state = model(text[:, :8], model.initial_state(lanes))
-        hidden, _ = model(text[:, 8:16], state)
-        gradients = torch.autograd.grad(model.head.nll(hidden, text[:, 9:]).mean(), weights)
-        for total, gradient in zip(expected, gradients, strict=True):
-            total += gradient**2 / 3
-    for one, other in zip(found, expected, strict=True):
+        for begin in (8, 16):
+            hidden, after = model(text[:, begin : begin + 8], state)
+            loss = model.head.nll(hidden, text[:, begin + 1 : begin + 9]).mean()
+            for total, gradient in zip(expected, torch.autograd.grad(loss, weights), strict=True):
+                total += gradient**2 / 4
+            state = after.detach()
+    for one, other in zip(squares.means(), expected, strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(2, 30_000), st.integers(1, 5), st.integers(1, 700))
+def test_gradients_are_taken_inside_the_training_text(num_tokens: int, lanes: int, block: int) -> None:
+    assume((num_tokens - 1) // lanes >= 2 * block)
+    plans = statistics_plans(num_tokens, lanes, block)
+    assert 1 <= len(plans) <= 8
+    for plan in plans:
+        assert len(plan.lanes) == lanes
+        for lane in plan.lanes:
+            assert 0 <= lane.start <= num_tokens - 1 - lane.length
+            assert lane.warm % block == lane.length % block == 0
+            assert lane.length - lane.warm > 0
+            assert lane.warm >= min(4096, lane.length // 2 - block)
+    first = sorted(lane.start for plan in plans for lane in plan.lanes)
+    assert all(b - a >= plans[0].longest for a, b in itertools.pairwise(first))
 
 
 def test_spans_stay() -> None:
@@ -189,4 +222,17 @@ def test_every_architecture(name: str) -> None:
 
 def test_too_little_training_text() -> None:
     with pytest.raises(UserError, match="12 tokens of training text are too few for 1 lanes of blocks of 8"):
-        mean_squares(tiny_model(), [], TEXT[:12], 1, 8, "cpu")
+        statistics_plans(12, 1, 8)
+
+
+def test_the_training_text_is_checked_and_read_first() -> None:
+    """A mistake shows before the text is scored."""
+    told: list[tuple[int, int]] = []
+    with pytest.raises(UserError, match="too few for 2 lanes"):
+        score(tiny_model(), "rms", batch_size=2, training_tokens=20, progress=lambda *done: told.append(done))
+    assert told == []
+    found = score(tiny_model(), "rms", progress=lambda *done: told.append(done))
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert {total for _, total in told} == {told[-1][0]}
+    assert told[0][0] > 0
+    assert found.statistics_seconds > 0

@@ -14,6 +14,7 @@ from longspan.cli import main
 from longspan.errors import UserError
 from longspan.evaluation import dynamic
 from longspan.runs import RunFolder
+from tests.models.test_contract import GPT
 from tests.using.tiny import run_folder
 
 TEXT = "".join(f"line {number} of a text that is long enough\n" for number in range(400))
@@ -59,13 +60,38 @@ def test_rms_says_why_it_needs_the_training_text(
     assert line.startswith("longspan: --dynamic rms needs the training text: there is no file or folder")
 
 
+def test_the_training_text_is_read_as_in_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Options of --data are not for it."""
+    lines, other = tmp_path / "train.jsonl", tmp_path / "other.jsonl"
+    lines.write_text("".join(json.dumps({"text": TEXT[:40], "body": "x"}) + "\n" for _ in range(300)))
+    other.write_text(json.dumps({"body": TEXT}) + "\n", encoding="utf-8")
+    run = run_folder(tmp_path / "run", corpus=str(lines))
+    words = [run.path, *DYNAMIC, "rms", "--dynamic-rate", "0.001", "--json"]
+    (tmp_path / "body.txt").write_text(TEXT, encoding="utf-8")
+    expected = json.loads(shown(capsys, *words, "--data", tmp_path / "body.txt"))
+    found = json.loads(shown(capsys, *words, "--data", other, "--data.field", "body"))
+    assert found["dynamic"]["nats"] == expected["dynamic"]["nats"]
+
+
+def test_contexts_that_a_model_does_not_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    run = run_folder(tmp_path / "run", corpus=str(tmp_path / "text.txt"), model=GPT)
+    text = shown(capsys, run.path, "--context-curve", "--contexts", "8,10,9000", "--curve-tokens", "60")
+    assert "left out              10, 9,000: the model begins a new context every 10 tokens" in text
+    assert [line.split()[0] for line in text.splitlines()[3:5]] == ["8", "all"]
+
+
 def test_the_curve_as_text_json_figure_and_from_python(
     run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figure = tmp_path / "curve.png"
     text = shown(capsys, run.path, *CURVE, "--figure", figure)
     assert figure.read_bytes()[:4] == b"\x89PNG"
-    assert "left out              9,000: more than twice as many tokens are needed" in text
+    assert (
+        "left out              9,000: more than twice as many tokens are needed: a larger --max-tokens"
+        in text
+    )
+    assert "read                  the first 401 of " in text
     assert f"figure: {figure}" in text
     found: dict[str, Any] = json.loads(shown(capsys, run.path, *CURVE, "--json"))
     points = found["context_curve"]

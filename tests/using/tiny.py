@@ -8,7 +8,14 @@ from pathlib import Path
 
 import torch
 
-from longspan.config import AdaptiveSpanConfig, DataConfig, RunConfig, SpanConfig, TokenizerConfig
+from longspan.config import (
+    AdaptiveSpanConfig,
+    DataConfig,
+    ModelConfig,
+    RunConfig,
+    SpanConfig,
+    TokenizerConfig,
+)
 from longspan.data import TokenFile, Tokenizer, corpora
 from longspan.data.fingerprint import fingerprint
 from longspan.data.token_file import write_token_file
@@ -21,7 +28,7 @@ MODEL = AdaptiveSpanConfig(
 )
 
 
-def tiny_model(vocabulary_size: int = 256, config: AdaptiveSpanConfig = MODEL) -> LanguageModel:
+def tiny_model(vocabulary_size: int = 256, config: ModelConfig = MODEL) -> LanguageModel:
     torch.manual_seed(0)
     return build(config, vocabulary_size).eval()
 
@@ -39,12 +46,14 @@ def fingerprint_of(corpus: str, tokenizer: TokenizerConfig) -> str:
 standard_library = cache(fingerprint_of)  # 30 MB, which stay as they are
 
 
-def run_folder(path: Path, tokenizer: Tokenizer | None = None, corpus: str = "python") -> RunFolder:
+def run_folder(
+    path: Path, tokenizer: Tokenizer | None = None, corpus: str = "python", model: ModelConfig = MODEL
+) -> RunFolder:
     """A run that never was: fresh weights as `best` and `last`, and three moments of spans."""
     tokenizer = tokenizer or ByteTokenizer()
     config = RunConfig(
         name="tiny",
-        model=MODEL,
+        model=model,
         data=DataConfig(
             corpus=corpus,
             tokenizer=TokenizerConfig(kind=tokenizer.kind, lowercase=tokenizer.lowercase),  # type: ignore[arg-type]
@@ -52,8 +61,8 @@ def run_folder(path: Path, tokenizer: Tokenizer | None = None, corpus: str = "py
     )
     find = standard_library if corpus == "python" else fingerprint_of
     run = RunFolder.create(path, config, tokenizer, find(corpus, config.data.tokenizer))
-    model = tiny_model(tokenizer.vocabulary_size)
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    weights = tiny_model(tokenizer.vocabulary_size, model).state_dict()
+    tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
     for which in ("best", "last"):
         checkpoint.save(run.checkpoint(which), tensors, {"step": 30})
     moments = [{"step": 10 * n, "limit": 12, "spans": [[4, 4 + n], [4 + 2 * n, 4]]} for n in (1, 2, 3)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from longspan import distributed
@@ -14,7 +14,7 @@ from longspan.errors import UserError
 from longspan.evaluation import ContextCurve, DynamicScore
 from longspan.evaluation import context_curve as curve_of
 from longspan.evaluation import dynamic_evaluation as score_dynamically
-from longspan.evaluation.context_curve import CONTEXTS, SCORED_TOKENS
+from longspan.evaluation.context_curve import CONTEXTS, LANES, SCORED_TOKENS
 from longspan.language_model import LoadedModel
 
 
@@ -35,7 +35,8 @@ def context_curve(
     """Bits as a function of how many tokens of the past a model may see, as `longspan eval --context-curve`.
 
     `model`, `data` and `split` are those of `evaluate`. Every context scores the same `scored_tokens` tokens,
-    taken from the first `max_tokens` of the text. The last point is all of the past.
+    taken from the first `max_tokens` of the text (default: 1,048,576). There are at most `batch_size` lanes,
+    8 unless given. The last point is all of the past.
     """
     numbers = [*contexts, scored_tokens] if isinstance(contexts, Sequence) else [None]
     if not all(isinstance(number, int) and number >= 1 for number in numbers):
@@ -50,7 +51,7 @@ def context_curve(
             loaded.model,
             tokens,
             tokenizer=loaded.tokenizer,
-            batch_size=config.batch_size,
+            batch_size=batch_size or LANES,
             block_length=config.block_length or loaded.config.training.block_length,
             contexts=contexts,
             scored_tokens=scored_tokens,
@@ -113,4 +114,4 @@ def dynamic_evaluation(
 def _training(loaded: LoadedModel, training: Any) -> TokenFile | TokenArray:
     """An array is all training text, everything else has a train split."""
     is_array = training is not None and not isinstance(training, str | os.PathLike)
-    return tokens_of(loaded, training, None if is_array and not isinstance(training, dict) else "train")
+    return tokens_of(loaded, training, None if is_array and not isinstance(training, Mapping) else "train")

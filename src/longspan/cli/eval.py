@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from longspan.cli.console import add_quiet_option, say
 from longspan.cli.eval_curve import add_curve_options, check_curve, show_curve
 from longspan.cli.eval_dynamic import add_dynamic_options, check_dynamic, show_dynamic
-from longspan.cli.figures import lanes, lost_text, meaningless, perplexity
+from longspan.cli.figures import lanes, meaningless, perplexity
 from longspan.cli.overrides import split_overrides
 from longspan.cli.paths import expanded
 from longspan.cli.plugin_option import add_plugin_option
-from longspan.cli.scoring import title
+from longspan.cli.scoring import notes_on, title
 from longspan.errors import UsageError, UserError, usage_errors
 from longspan.json_text import to_json
 from longspan.progress import task, tell
@@ -67,7 +67,11 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--protocol", help="every-token, adaptive-span, transformer-xl, sha-rnn or fairseq")
     parser.add_argument("--batch-size", metavar="N", help="lanes that the text is split into")
     parser.add_argument("--block-length", metavar="N", help="tokens per block (default: as in training)")
-    parser.add_argument("--max-tokens", metavar="N", help="score only the first N tokens")
+    parser.add_argument(
+        "--max-tokens",
+        metavar="N",
+        help="score only the first N tokens; the context curve reads no more than 1048576 unless given",
+    )
     parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: auto)")
     add_curve_options(parser)
     add_dynamic_options(parser)
@@ -124,7 +128,8 @@ def _score(args: argparse.Namespace, overrides: dict[str, str], *, first: bool) 
     where = {"run": args.folder, "checkpoint": args.checkpoint, "corpus": corpus, "split": split}
     max_tokens = lm.config.evaluation.max_tokens if MAX_TOKENS in overrides else None
     if args.context_curve:
-        show_curve(args, lm, token_file, where, max_tokens, first=first)
+        own_lanes = BATCH_SIZE in overrides
+        show_curve(args, lm, token_file, where, max_tokens, own_lanes=own_lanes, first=first)
         return
     if args.dynamic is not None:
         show_dynamic(args, lm, token_file, where, max_tokens, own_lanes=BATCH_SIZE in overrides)
@@ -149,9 +154,7 @@ def _score(args: argparse.Namespace, overrides: dict[str, str], *, first: bool) 
         shares = {"unknown_share": score.unknown / score.tokens, "warnings": warnings}
         print(to_json(where | score.figures() | shares, indent=2))
     else:
-        notes = lost_text(lm.tokenizer, [(score.unknown, score.tokens)])
-        if lm.config.search is not None:
-            notes.append("this is a search: every block is the mixture of its candidates (soft)")
+        notes = notes_on(lm, score.unknown, score.tokens)
         print(_as_text(score, where, notes, warnings))
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longspan.cli.figures import lanes, lost_text, meaningless
+from longspan.cli.figures import lanes, meaningless
 from longspan.cli.paths import as_path, check_writable
-from longspan.cli.scoring import title
+from longspan.cli.scoring import notes_on, title
 from longspan.errors import UsageError, UserError
 from longspan.json_text import to_json
 from longspan.progress import task
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from longspan.language_model import LoadedModel
 
 _ONLY_HERE = ("contexts", "curve_tokens", "figure")
+MOST_DIGITS = 18
 _NOT_HERE = ("no_memory", "by_position", "protocol", "dynamic")
 
 
@@ -72,10 +73,12 @@ def show_curve(
     where: Mapping[str, str],
     max_tokens: int | None,
     *,
+    own_lanes: bool,
     first: bool,
 ) -> None:
-    """Measure, draw and print."""
+    """Measure, draw and print; `own_lanes`: the number of lanes was given."""
     from longspan.evaluation import context_curve
+    from longspan.evaluation.context_curve import LANES
 
     config = lm.config.evaluation
     with task("scoring", "tokens") as progress:
@@ -83,7 +86,7 @@ def show_curve(
             lm.model,
             token_file,
             tokenizer=lm.tokenizer,
-            batch_size=config.batch_size,
+            batch_size=config.batch_size if own_lanes else LANES,
             block_length=config.block_length or lm.config.training.block_length,
             max_tokens=max_tokens,
             device=lm.device,
@@ -99,7 +102,7 @@ def show_curve(
         figure = None if args.figure is None else str(args.figure)
         print(to_json(dict(where) | curve.figures() | {"figure": figure, "warnings": warnings}, indent=2))
         return
-    notes = lost_text(lm.tokenizer, [(curve.unknown, curve.tokens)])
+    notes = notes_on(lm, curve.unknown, curve.tokens)
     print(_as_text(curve, where, _past(lm), notes, warnings))
     if args.figure is not None:
         print(f"\nfigure: {args.figure}")
@@ -116,7 +119,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _number(option: str, word: str) -> int:
-    if not word.strip().isdecimal() or int(word) < 1:
+    if not word.strip().isdecimal() or len(word) > MOST_DIGITS or int(word) < 1:
         form = "numbers above 0 with commas, as in 16,256" if option == "contexts" else "a number above 0"
         raise UsageError(f"--{option} must be {form}, not '{word}'")
     return int(word)
@@ -144,16 +147,31 @@ def _unit(curve: ContextCurve) -> str:
 
 
 def _past(lm: LoadedModel) -> str:
-    context = getattr(lm.config.model, "context", None)
-    if context is None:
-        return "a row reads from an empty state, so no token sees less or more than its last column says"
-    return f"the model begins a new context of {context:,} tokens whenever one is full, also inside a row"
+    text = "every row starts from an empty state; the last column says how many tokens "
+    if lm.model.block_invariant:
+        return f"{text}a scored token sees"
+    return f"{text}are read before a scored one; memory and blocks decide how many of them the model sees"
+
+
+def _left_out(curve: ContextCurve) -> Iterator[str]:
+    """The contexts that were left out, by reason."""
+    too_long = [context for context in curve.left_out if not curve.fits_model(context)]
+    for_text = [context for context in curve.left_out if curve.fits_model(context)]
+    if too_long:
+        yield f"{_listed(too_long)}: the model begins a new context every {curve.model_context:,} tokens"
+    if for_text:
+        longer = "a larger --max-tokens" if curve.beyond else "a longer text"
+        yield f"{_listed(for_text)}: more than twice as many tokens are needed: {longer}"
+
+
+def _listed(contexts: Sequence[int]) -> str:
+    return ", ".join(f"{context:,}" for context in contexts)
 
 
 def _as_text(
     curve: ContextCurve, where: Mapping[str, str], past: str, notes: list[str], warnings: list[str]
 ) -> str:
-    heads = f"{'tokens of the past':<22}{_unit(curve):>16}{'less than above':>18}{'from, to':>20}"
+    heads = f"{'tokens of the past':<22}{_unit(curve):>16}{'gain over above':>18}{'from, to':>20}"
     lines, above = [title(where), "", heads], math.nan
     for point in curve.points:
         name, bits = "all" if point.context is None else f"{point.context:,}", _bits(curve, point)
@@ -166,9 +184,10 @@ def _as_text(
         ("scored", f"{size}, the same for every row: the ends of {lanes(curve.lanes)}"),
         ("past", past),
     ]
-    if curve.left_out:
-        left_out = ", ".join(f"{context:,}" for context in curve.left_out)
-        rows.append(("left out", f"{left_out}: more than twice as many tokens are needed"))
+    if curve.beyond:
+        text = f"the first {curve.read:,} of {curve.read + curve.beyond:,} tokens: see --max-tokens"
+        rows.append(("read", text))
+    rows.extend(("left out", reason) for reason in _left_out(curve))
     rows.extend(("warning", warning) for warning in warnings)
     rows.extend(("note", note) for note in notes)
     return "\n".join([*lines, "", *(f"{name:<22}{value}" for name, value in rows)])

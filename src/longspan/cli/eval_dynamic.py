@@ -6,14 +6,14 @@ import argparse
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from longspan.cli.console import say
-from longspan.cli.figures import lanes, lost_text, meaningless, perplexity
-from longspan.cli.scoring import title
+from longspan.cli.figures import lanes, meaningless, perplexity
+from longspan.cli.scoring import notes_on, title
 from longspan.errors import UsageError, UserError
 from longspan.json_text import to_json
-from longspan.progress import task
+from longspan.progress import task, tell
 
 if TYPE_CHECKING:
     from longspan.data import TokenFile
@@ -31,9 +31,15 @@ def add_dynamic_options(parser: argparse.ArgumentParser) -> None:
         help="also score with dynamic evaluation: a gradient step on every block after it was scored; rms "
         "scales it by the gradients of the training text. One lane unless --batch-size is given",
     )
-    parser.add_argument("--dynamic-rate", metavar="RATE", help="learning rate of these steps")
     parser.add_argument(
-        "--dynamic-decay", metavar="DECAY", help="how fast weights return to the trained ones, 0 to 1"
+        "--dynamic-rate",
+        metavar="RATE",
+        help="learning rate of these steps (default: 0.1 for sgd, 1e-4 for rms)",
+    )
+    parser.add_argument(
+        "--dynamic-decay",
+        metavar="DECAY",
+        help="how fast weights return to the trained ones, 0 to 1 (default: 0 for sgd, 0.001 for rms)",
     )
 
 
@@ -70,7 +76,7 @@ def show_dynamic(
     from longspan.evaluation import dynamic_evaluation
 
     config = lm.config.evaluation
-    training = _training_text(lm) if args.dynamic == "rms" else None
+    training = _training_text(Path(args.folder), lm) if args.dynamic == "rms" else None
     with task("scoring", "tokens") as progress:
         found = dynamic_evaluation(
             lm.model,
@@ -90,19 +96,20 @@ def show_dynamic(
     if args.json:
         print(to_json(dict(where) | found.figures() | {"warnings": warnings}, indent=2))
     else:
-        notes = lost_text(lm.tokenizer, [(found.static.unknown, found.static.tokens)])
+        notes = notes_on(lm, found.static.unknown, found.static.tokens)
         print(_as_text(found, where, notes, warnings))
 
 
-def _training_text(lm: LoadedModel) -> TokenFile:
+def _training_text(folder: Path, lm: LoadedModel) -> TokenFile:
     from longspan.evaluation import held_out
+    from longspan.runs import RunFolder
 
-    data = lm.config.data
+    data = RunFolder.open(folder).config.data  # as it was trained: options say how the text of --data is read
     if not data.corpus:
         raise UserError("--dynamic rms needs the training text, and the run has no corpus: use --dynamic sgd")
     try:
         return held_out(
-            data.corpus, "train", lm.tokenizer, data.tokenizer, say, binary=data.binary, field=data.field
+            data.corpus, "train", lm.tokenizer, data.tokenizer, tell, binary=data.binary, field=data.field
         )
     except UserError as problem:
         raise UserError(f"--dynamic rms needs the training text: {problem}; or use --dynamic sgd") from None
@@ -145,6 +152,8 @@ def _as_text(found: DynamicScore, where: Mapping[str, str], notes: list[str], wa
         ("protocol", f"{score.protocol}, {lanes(score.batch_size)}, blocks of {score.block_length}"),
         ("tokens scored", f"{score.tokens:,}, each before the step on it"),
     ]
+    if score.divisor != score.tokens:
+        facts.append(("", f"per token: this protocol divides by {score.divisor:,}"))
     if found.rule == "rms":
         facts.append(("statistics", f"{found.statistics_seconds:.1f} s for gradients of the training text"))
     facts.extend(("warning", warning) for warning in warnings)

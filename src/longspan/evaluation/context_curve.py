@@ -8,6 +8,9 @@ tokens are read in runs of C / 4. The first token of a run sees exactly the last
 
 All contexts score the same tokens: the ends of the lanes of an evaluation. The last point, "all", is that
 evaluation itself: every lane is read from its beginning, with carried state.
+
+A model of fixed contexts begins a new one when one is full. A row is left out if that would happen inside its
+runs, since most tokens would then see less than the row says.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 CONTEXTS = (16, 64, 256, 1024, 4096, 8192)
 SCORED_TOKENS = 32_768
+LANES = 8  # for every model: only then two models score the same tokens of a text
 TEXT_TOKENS = 1 << 20  # "all" reads the whole text
 _STATE_BYTES = 1 << 28  # of the states of more rows than the evaluation has lanes
 
@@ -41,7 +45,8 @@ _STATE_BYTES = 1 << 28  # of the states of more rows than the evaluation has lan
 class ContextPoint:
     """The nats of all scored tokens, each predicted from at least `least` and at most `most` tokens.
 
-    `context` is None for all of the past.
+    `context` is None for all of the past. The numbers are of tokens that are read; a model that is not
+    `block_invariant` sees more or less of them, depending on its memory and on where its blocks begin.
     """
 
     context: int | None
@@ -52,7 +57,10 @@ class ContextPoint:
 
 @dataclass(frozen=True)
 class ContextCurve:
-    """The points, shortest context first, and the text that all of them scored; see `Score` for `bytes`."""
+    """The points, shortest context first, and the text that all of them scored; see `Score` for `bytes`.
+
+    They are from the first `read` tokens of the text; `beyond` more were not read.
+    """
 
     points: tuple[ContextPoint, ...]
     tokens: int
@@ -60,7 +68,10 @@ class ContextCurve:
     unknown: int
     lanes: int
     block_length: int
-    left_out: tuple[int, ...]  # contexts that are too long for the text
+    read: int
+    beyond: int
+    model_context: int | None  # after so many tokens the model begins anew
+    left_out: tuple[int, ...]  # contexts that are too long for the text or for the model
 
     def bits_per_byte(self, point: ContextPoint) -> float:
         """NaN if the text of the tokens is unknown."""
@@ -68,6 +79,10 @@ class ContextCurve:
 
     def bits_per_token(self, point: ContextPoint) -> float:
         return point.nats / math.log(2) / self.tokens
+
+    def fits_model(self, context: int) -> bool:
+        """Whether a run of this context ends before the model begins a new one."""
+        return _fits(context, self.model_context)
 
     def figures(self) -> dict[str, Any]:
         """JSON values."""
@@ -85,6 +100,9 @@ class ContextCurve:
             "unknown": self.unknown,
             "lanes": self.lanes,
             "block_length": self.block_length,
+            "read": self.read,
+            "beyond": self.beyond,
+            "model_context": self.model_context,
             "left_out": list(self.left_out),
         }
 
@@ -94,7 +112,7 @@ def context_curve(
     token_file: TokenFile | TokenArray,
     *,
     tokenizer: Tokenizer,
-    batch_size: int,
+    batch_size: int = LANES,
     block_length: int,
     contexts: Sequence[int] = CONTEXTS,
     scored_tokens: int = SCORED_TOKENS,
@@ -110,7 +128,13 @@ def context_curve(
     """
     num_tokens = min(len(token_file), (max_tokens or TEXT_TOKENS) + 1)
     asked = sorted({*contexts})
-    kept = [context for context in asked if 2 * context < num_tokens]
+    fits = [context for context in asked if _fits(context, model.context)]
+    if asked and not fits:
+        raise UserError(
+            f"the model begins a new context every {model.context:,} tokens, and a context of "
+            f"{asked[0]:,} needs {reach(asked[0]):,}: give shorter contexts"
+        )
+    kept = [context for context in fits if 2 * context < num_tokens]
     if asked and not kept:
         longer = "raise max_tokens" if num_tokens < len(token_file) else "give a longer text"
         raise UserError(
@@ -128,11 +152,13 @@ def context_curve(
         return found[0]
 
     points = [
-        ContextPoint(context, context, context + _stride(context) - 1, math.fsum(map(nats, parts)))
+        ContextPoint(context, context, reach(context), math.fsum(map(nats, parts)))
         for context, parts in plans
     ]
-    first = min(lane.warm for lane in plan.lanes) + 1
-    points.append(ContextPoint(None, first, plan.longest, nats(plan)))
+    seen = min(lane.warm for lane in plan.lanes) + 1, plan.longest
+    if model.context is not None and plan.longest > model.context:
+        seen = 1, model.context
+    points.append(ContextPoint(None, *seen, nats(plan)))
     return ContextCurve(
         points=tuple(points),
         tokens=plan.tokens,
@@ -140,6 +166,9 @@ def context_curve(
         unknown=scored_unknown(token_file, tokenizer, plan),
         lanes=len(plan.lanes),
         block_length=block_length,
+        read=num_tokens,
+        beyond=len(token_file) - num_tokens,
+        model_context=model.context,
         left_out=tuple(context for context in asked if context not in kept),
     )
 
@@ -180,12 +209,21 @@ def runs(plan: EvaluationPlan, context: int, rows: _Rows) -> Iterator[Evaluation
         for end in [lane.start + 1 + lane.length]
         for first in range(lane.start + 1 + lane.warm, end, stride)
     )
-    while group := tuple(itertools.islice(lanes, rows.of(context - 1 + stride))):
+    while group := tuple(itertools.islice(lanes, rows.of(reach(context)))):
         yield EvaluationPlan(group, sum(lane.length - lane.warm for lane in group), plan.skipped_because)
 
 
 def _stride(context: int) -> int:
     return max(1, context // 4)
+
+
+def reach(context: int) -> int:
+    """How many tokens the last scored token of a run sees."""
+    return context + _stride(context) - 1
+
+
+def _fits(context: int, model_context: int | None) -> bool:
+    return model_context is None or reach(context) <= model_context
 
 
 def _read(plan: EvaluationPlan) -> int:

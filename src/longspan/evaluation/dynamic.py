@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from longspan.errors import UserError
-from longspan.evaluation.dynamic_rules import Rms, Rule, Sgd
+from longspan.evaluation.dynamic_rules import Rms, Rule, Sgd, Squares
 from longspan.evaluation.evaluate import blocks, evaluate
-from longspan.evaluation.protocols import PROTOCOLS, EvaluationPlan
+from longspan.evaluation.protocols import PROTOCOLS, EvaluationPlan, Lane
 
 if TYPE_CHECKING:
     from longspan.config import EvaluationConfig
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 RuleName: TypeAlias = Literal["sgd", "rms"]
 RATES: dict[RuleName, float] = {"sgd": 0.1, "rms": 1e-4}
 DECAYS: dict[RuleName, float] = {"sgd": 0.0, "rms": 1e-3}
-STATISTICS_BLOCKS = 256
+STATISTICS_PLACES, STATISTICS_BLOCKS = 8, 32  # blocks in a row at each of the places
+STATISTICS_WARM = 4096  # tokens before them, which fill the state
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ def dynamic_evaluation(
     """Score `token_file` twice, as `evaluate` does and with a step after every block.
 
     The gradient of a step is that of the mean loss over all lanes of the block. Rule `rms` needs tokens of
-    the `training` text. `progress(done, total)` is called with numbers of tokens, of both passes together.
+    the `training` text and reads them first. `progress(done, total)` is called with numbers of tokens that
+    were read, of all passes together.
     """
     rate = RATES[rule] if rate is None else rate
     decay = DECAYS[rule] if decay is None else decay
@@ -86,7 +88,34 @@ def dynamic_evaluation(
     block_length = config.block_length or block_length
     num_tokens = len(token_file) if max_tokens is None else min(len(token_file), max_tokens + 1)
     plan = PROTOCOLS[config.protocol](num_tokens, config.batch_size, block_length)
+    weights = _adapted_weights(model)
+    parts: list[EvaluationPlan] = []
+    if rule == "rms":
+        if training is None:
+            raise UserError("rule rms needs the training text for its gradients: use rule sgd")
+        parts = statistics_plans(len(training), len(plan.lanes), block_length)
+    in_training = sum(part.longest * len(part.lanes) for part in parts)
+    total = in_training + 2 * plan.tokens
 
+    def tell(done: int, _: int = 0) -> None:
+        if progress is not None:
+            progress(done, total)
+
+    began, done = time.perf_counter(), 0
+    squares = Squares(weights)
+    for part in parts:
+        assert training is not None
+        for _ in adapting(model, squares, weights, training.tokens, part, block_length, device):
+            done += block_length * len(part.lanes)
+            tell(done)
+    statistics_seconds = time.perf_counter() - began
+    update: Rule = Rms(weights, rate, decay, squares.means()) if parts else Sgd(weights, rate, decay)
+
+    # What runs for the first time takes longer. This is not counted.
+    lanes = tuple(replace(lane, length=min(lane.length, block_length)) for lane in plan.lanes)
+    first = replace(plan, lanes=lanes)
+    for _ in adapting(model, squares, weights, token_file.tokens, first, block_length, device):
+        pass
     began = time.perf_counter()
     static = evaluate(
         model,
@@ -96,27 +125,16 @@ def dynamic_evaluation(
         block_length=block_length,
         max_tokens=max_tokens,
         device=device,
-        progress=None if progress is None else lambda done, total: progress(done, 2 * total),
+        progress=lambda done, _: tell(in_training + done),
     )
     static_seconds = time.perf_counter() - began
-
-    began = time.perf_counter()
-    weights = _adapted_weights(model)
-    update: Rule = Sgd(weights, rate, decay)
-    if rule == "rms":
-        if training is None:
-            raise UserError("rule rms needs the training text for its gradients: use rule sgd")
-        squares = mean_squares(model, weights, training.tokens, len(plan.lanes), block_length, device)
-        update = Rms(weights, rate, decay, squares)
-    statistics_seconds = time.perf_counter() - began
 
     began = time.perf_counter()
     nats, steps = torch.zeros((), dtype=torch.float64, device=device), 0
     for nats_of_block in adapting(model, update, weights, token_file.tokens, plan, block_length, device):
         nats += nats_of_block
         steps += 1
-        if progress is not None:
-            progress(plan.tokens + plan.tokens_before(steps * block_length), 2 * plan.tokens)
+        tell(in_training + plan.tokens + plan.tokens_before(steps * block_length))
     return DynamicScore(
         static=static,
         dynamic=replace(static, nats=float(nats)),
@@ -141,7 +159,8 @@ def adapting(
 ) -> Iterator[Tensor]:
     """The nats of every block, each given out before the step on it.
 
-    A block is scored without gradients, as in `evaluate`: some operations round differently with them.
+    A block is scored without gradients, as in `evaluate`: some operations round differently with them. Blocks
+    in which nothing is scored are only read.
     """
     state = model.initial_state(len(plan.lanes))
     for inputs_BT, targets_BT, counts_BT in blocks(tokens, plan, plan.lanes, block_length):
@@ -149,11 +168,11 @@ def adapting(
         with torch.no_grad():
             nll_BT, after = _nll(model, block, state)
         yield nll_BT.sum(dtype=torch.float64)
-        with torch.enable_grad():
-            nll_BT, _ = _nll(model, block, state)
-            mean = nll_BT.sum() / max(1, int(counts_BT.sum()))
-        rule.step(torch.autograd.grad(mean, weights, materialize_grads=True))
-        model.refresh()
+        if scored := int(counts_BT.sum()):
+            with torch.enable_grad():
+                nll_BT, _ = _nll(model, block, state)
+            rule.step(torch.autograd.grad(nll_BT.sum() / scored, weights, materialize_grads=True))
+            model.refresh()
         state = after
 
 
@@ -164,41 +183,27 @@ def _nll(model: LanguageModel, block: tuple[Tensor, Tensor, Tensor], state: Stat
     return torch.where(counts_BT, model.head.nll(hidden_BTD, targets_BT), 0.0), state
 
 
-def mean_squares(
-    model: LanguageModel,
-    weights: list[nn.Parameter],
-    tokens: np.ndarray,
-    lanes: int,
-    block_length: int,
-    device: torch.device | str,
-    most: int | None = None,
-) -> list[Tensor]:
-    """The mean squared gradients of `most` blocks, or fewer, spread evenly over the text.
+def statistics_plans(num_tokens: int, lanes: int, block_length: int) -> list[EvaluationPlan]:
+    """Where the gradients of the training text are taken: blocks in a row, at places far apart.
 
-    A block has as many lanes as in the evaluation, each after one block that fills the state.
+    A place has as many lanes as the evaluation. Tokens before these blocks fill the state: what lies far back
+    has gradients only then. A short text has fewer places, blocks and tokens before them.
     """
-    length = 2 * block_length
-    rows = min((most or STATISTICS_BLOCKS) * lanes, (len(tokens) - 1) // length)
-    if rows < lanes:
+    most = (num_tokens - 1) // lanes // block_length * block_length
+    if most < 2 * block_length:
         raise UserError(
-            f"{len(tokens):,} tokens of training text are too few for {lanes} lanes of blocks of "
+            f"{num_tokens:,} tokens of training text are too few for {lanes} lanes of blocks of "
             f"{block_length}: give fewer lanes (batch size) or shorter blocks"
         )
-    starts = np.linspace(0, len(tokens) - 1 - length, rows).astype(np.int64)
-    sums = [torch.zeros_like(weight) for weight in weights]
-    count = rows // lanes
-    for number in range(count):
-        # far apart in the text, as lanes are
-        texts = np.stack([tokens[start : start + length + 1] for start in starts[number::count][:lanes]])
-        texts_BT = torch.from_numpy(texts.astype(np.int64)).to(device)
-        with torch.no_grad():
-            _, state = model(texts_BT[:, :block_length], model.initial_state(lanes))
-        with torch.enable_grad():
-            hidden_BTD, _ = model(texts_BT[:, block_length:length], state.detach())
-            mean = model.head.nll(hidden_BTD, texts_BT[:, block_length + 1 :]).mean()
-        gradients = torch.autograd.grad(mean, weights, materialize_grads=True)
-        torch._foreach_addcmul_(sums, gradients, gradients, value=1 / count)
-    return sums
+    warm = -(-STATISTICS_WARM // block_length) * block_length
+    length = min(most, warm + STATISTICS_BLOCKS * block_length)
+    warm = min(warm, length // 2 // block_length * block_length)
+    places = min(STATISTICS_PLACES, (num_tokens - 1) // lanes // length)
+    starts = np.linspace(0, num_tokens - 1 - length, places * lanes).astype(int).tolist()
+    return [
+        EvaluationPlan(tuple(Lane(start, length, warm) for start in starts[place::places]), 1, "")
+        for place in range(places)
+    ]
 
 
 def _adapted_weights(model: LanguageModel) -> list[nn.Parameter]:

@@ -42,6 +42,20 @@ class Sgd(Rule):
         torch._foreach_add_(self.weights, list(gradients), alpha=-self.rate)
 
 
+class Squares(Rule):
+    """Changes nothing, but adds up the squares of the gradients."""
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self.sums, self.count = [torch.zeros_like(weight) for weight in weights], 0
+
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        torch._foreach_addcmul_(self.sums, list(gradients), list(gradients))
+        self.count += 1
+
+    def means(self) -> list[Tensor]:
+        return [total / self.count for total in self.sums]
+
+
 class Rms(Rule):
     """`mean_squares` are those of the training gradients, one tensor per weight."""
 

@@ -25,7 +25,8 @@ class LanguageModel(nn.Module, ABC):
     """A model that reads text in order and carries a state from block to block.
 
     `block_invariant` declares whether the outputs depend only on the text and not on how it was cut into
-    blocks; the contract tests check it.
+    blocks; the contract tests check it. `context` is the number of tokens after which a text begins anew;
+    None if it never does.
 
     The last methods are the hooks of `longspan.hooks`. They collect the results of all modules inside the
     model. A model may override them, and call `super()` for the results of its modules.
@@ -34,6 +35,7 @@ class LanguageModel(nn.Module, ABC):
     head: OutputHead
     vocabulary_size: int
     block_invariant: bool = True
+    context: int | None = None
     collects_hooks = True  # an outer model does not call the hooks inside this one again
 
     def __init__(self) -> None:

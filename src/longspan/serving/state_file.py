@@ -132,7 +132,7 @@ def _checked(tensors: dict[str, Tensor], facts: Facts, lm: LoadedModel) -> TextS
         raise _unfit()
     if hidden_D.shape != like_D.shape or hidden_D.dtype != like_D.dtype:
         raise _unfit()
-    context = getattr(model, "context", None)  # of models that grow their memory within contexts
+    context = model.context  # of models that grow their memory within contexts
     most = max(facts.tokens, model.vocabulary_size) if context is None else context
     for name, leaf in tensors.items():
         like = expected[name]
