@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from longspan.training import train
 from longspan.training.errors import Interrupted
 from longspan.training.interrupt import Interrupt
+from tests.training.runs import Lines, Signals, small_config, write_text
 
 
 class Ended(Exception):
@@ -32,6 +35,18 @@ def test_a_second_sigterm_ends_the_process() -> None:
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Ended):
             signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_run_says_that_it_saves(tmp_path: Path) -> None:
+    class Said(Signals, Lines):
+        def __init__(self) -> None:
+            Signals.__init__(self, "step 5 ", signal.SIGINT)
+            Lines.__init__(self)
+
+    said = Said()
+    with pytest.raises(Interrupted):
+        train(small_config(write_text(tmp_path)), tmp_path / "run", reporter=said)
+    assert said.lines[-1] == "saving a checkpoint; a second signal would stop without it"
 
 
 def test_under_torchrun_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

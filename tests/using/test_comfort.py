@@ -99,8 +99,11 @@ def test_a_dry_run_makes_no_files(recipe: str, capsys: pytest.CaptureFixture[str
     before = sorted(Path().rglob("*"))
     assert main(["train", recipe, "--dry-run", "--json", "--stage.1.max-seconds", "0.001"]) == 0
     facts = json.loads(capsys.readouterr().out)
+    assert main(["train", recipe, "--dry-run", "--stage.1.max-seconds", "0.001"]) == 0
+    assert "(the time is limited), at most 43\n" in capsys.readouterr().out
     assert main(["train", recipe, "--dry-run"]) == 0
     shown = capsys.readouterr().out
+    assert "steps          43\n" in shown
     added = [path for path in sorted(Path().rglob("*")) if path not in before]
     assert [path for path in added if path.is_file() and "compiled" not in path.parts] == []
     assert f"{facts['parameters']:,} parameters" in shown

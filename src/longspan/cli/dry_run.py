@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -51,19 +52,26 @@ def as_text(facts: dict[str, Any]) -> str:
     memory, peak, seconds = facts["memory_bytes"], facts["peak_memory_bytes"], facts["estimated_seconds"]
     estimate = "unknown" if memory is None else f"about {size(memory['total'])}"
     measured = "" if peak is None else f"; measured here: {size(peak)}"
-    steps = "unknown: its length is in epochs" if facts["steps"] is None else f"{facts['steps']:,}"
     return "\n".join(
         [
             f"model          {facts['parameters']:,} parameters{guess}",
             f"device         {facts['device']} in {facts['precision']}",
             f"memory         {estimate} for a step{measured}",
             f"step           {facts['tokens_per_step']:,} tokens in {facts['seconds_per_step']:.3f} s",
-            f"steps          {steps}",
+            f"steps          {_shown_steps(facts)}",
             f"training time  {'unknown' if seconds is None else f'about {duration(seconds)}'}, without "
             "preparing the text and evaluation",
             "nothing was trained or written: leave out --dry-run to start",
         ]
     )
+
+
+def _shown_steps(facts: dict[str, Any]) -> str:
+    most, seconds = facts["steps"], facts["estimated_seconds"]
+    if most is None:
+        return "unknown: its length is in epochs"
+    in_time = math.ceil(seconds / facts["seconds_per_step"])
+    return f"{most:,}" if in_time >= most else f"about {in_time:,} (the time is limited), at most {most:,}"
 
 
 def _steps(config: RunConfig) -> int | None:

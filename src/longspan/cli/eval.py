@@ -66,7 +66,11 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
     parser.add_argument("--protocol", help="every-token, adaptive-span, transformer-xl, sha-rnn or fairseq")
     parser.add_argument("--batch-size", metavar="N", help="lanes that the text is split into")
-    parser.add_argument("--block-length", metavar="N", help="tokens per block (default: that of [evaluation] in config.toml, else as in training)")
+    parser.add_argument(
+        "--block-length",
+        metavar="N",
+        help="tokens per block (default: evaluation.block-length, else as in training)",
+    )
     parser.add_argument(
         "--max-tokens",
         metavar="N",

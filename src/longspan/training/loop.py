@@ -10,6 +10,7 @@ signal, so all of them take the same decisions. Rank 0 alone writes metrics and 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,7 +25,7 @@ from longspan.progress import duration
 from longspan.runs import Checkpoint, RunFolder, checkpoint
 from longspan.runs.load_weights import trained
 from longspan.runs.resume_checks import fixed_options
-from longspan.training import parallel, train_state
+from longspan.training import memorised, parallel, train_state
 from longspan.training.averaging import Average
 from longspan.training.checkpoint_writer import CheckpointWriter
 from longspan.training.clock import Clock
@@ -93,9 +94,11 @@ class Loop:
         )
         self._clock = Clock()
         self._saved_at = time.monotonic()
-        self._measure = ""
+        self._measure, self._train_loss = "", math.inf
         self._estimated_stages = list(map(self._blocks.with_estimated_steps, self._config.stage))
-        self._steps = sum(stage.steps or 0 for stage in self._estimated_stages)
+        # How many steps fit into a time is not known.
+        by_time = any(stage.max_seconds is not None for stage in self._config.stage)
+        self._steps = None if by_time else sum(stage.steps or 0 for stage in self._estimated_stages)
         if resume_from is None:
             self._begin()
         else:
@@ -152,6 +155,7 @@ class Loop:
                 self._finish()
         except (Interrupted, Stopped):
             if self._unsaved:
+                self._reporter.say("saving a checkpoint; a second signal would stop without it")
                 self._save("last")
             self._writer.wait()
             raise
@@ -310,7 +314,7 @@ class Loop:
         self._records.write(line)
         left = progress.seconds_left(self._estimated_stages)
         self._reporter.log(readable(line, seen, steps=self._steps, seconds_left=left))
-        self._measure = f"loss {meter.loss:.3f}"
+        self._measure, self._train_loss = f"loss {meter.loss:.3f}", meter.loss
         self._loss_meter = LossMeter()
         self._unsaved = True
         self._call_back(line)
@@ -384,6 +388,10 @@ class Loop:
                 _, line[split] = self._scoring.judge(split, limit, progress)
         self._records.write(line)
         self._records.sync()
+        losses = {"train_loss": self._train_loss, "valid_loss": line["valid"]["loss"]}
+        notice = memorised.notice(self._config.training, self._corpus, tokens=progress.tokens, **losses)
+        if notice is not None:
+            self._reporter.say(notice)
 
     def _save(self, which: Literal["last", "best"]) -> None:
         judged = self._with_averaged_weights() if which == "best" else nullcontext()
