@@ -132,7 +132,7 @@ def _draw(curve: ContextCurve, name: str, path: Path) -> None:
         [point.context for point in curve.points if point.context is not None],
         [_bits(curve, point) for point in curve.points],
         path,
-        title=f"{name}: what looking back is worth, over {curve.tokens:,} tokens",
+        title=f"{name}: {_unit(curve)} by the length of the past, {curve.tokens:,} tokens",
         unit=_unit(curve),
     )
 
@@ -171,7 +171,7 @@ def _listed(contexts: Sequence[int]) -> str:
 def _as_text(
     curve: ContextCurve, where: Mapping[str, str], past: str, notes: list[str], warnings: list[str]
 ) -> str:
-    heads = f"{'tokens of the past':<22}{_unit(curve):>16}{'gain over above':>18}{'from, to':>20}"
+    heads = f"{'tokens of the past':<22}{_unit(curve):>16}{'gain':>18}{'from, to':>20}"
     lines, above = [title(where), "", heads], math.nan
     for point in curve.points:
         name, bits = "all" if point.context is None else f"{point.context:,}", _bits(curve, point)

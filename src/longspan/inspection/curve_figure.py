@@ -12,6 +12,7 @@ from longspan.files import whole_file
 
 INK = "#333333"
 COLOUR = "#31688e"
+LEAST_BITS = 0.1  # height of the picture
 
 
 def draw_context_curve(
@@ -30,6 +31,10 @@ def draw_context_curve(
     axes.xaxis.set_major_locator(FixedLocator([*contexts, end]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks([*contexts, end], [*(f"{context:,}" for context in contexts), "all"])
+    low, high = axes.get_ylim()  # a curve that is flat must look so
+    if high - low < LEAST_BITS:
+        middle = (low + high) / 2
+        axes.set_ylim(middle - LEAST_BITS / 2, middle + LEAST_BITS / 2)
     axes.set_title(title, loc="left", fontsize=11, color=INK)
     axes.set_xlabel("tokens of the past that the model may see, log scale", color=INK)
     axes.set_ylabel(unit, color=INK)

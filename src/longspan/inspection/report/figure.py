@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, StrMethodFormatter
 from PIL import Image
 
 from longspan.errors import UserError
@@ -103,7 +104,9 @@ def _draw_heads(figure: Figure, axes: Axes, run: RunData, moment: int) -> None:
     axes.set_ylabel("layer")
     axes.set_xticks(range(most), [str(head + 1) for head in range(most)])
     axes.set_yticks(range(len(spans_LH)), [str(layer + 1) for layer in range(len(spans_LH))])
-    figure.colorbar(image, ax=axes, label="span in tokens")
+    bar = figure.colorbar(image, ax=axes, label="span in tokens", format=StrMethodFormatter("{x:,.0f}"))
+    bar.set_ticks(FixedLocator([2**n for n in range(40)]))
+    bar.minorticks_off()
 
 
 def _plain(text: str) -> str:
