@@ -99,7 +99,7 @@ def test_lanes_of_unequal_length_by_hand() -> None:
         model.refresh()
 
 
-@pytest.mark.parametrize(("rule", "rate", "decay"), [("sgd", 0.1, 0.0), ("rms", 1e-4, 1e-3)])
+@pytest.mark.parametrize(("rule", "rate", "decay"), [("sgd", 0.05, 0.0), ("rms", 1e-4, 1e-3)])
 def test_defaults_are_those_of_the_documentation(rule: str, rate: float, decay: float) -> None:
     found = score(tiny_model(), rule)
     assert (found.rate, found.decay) == (rate, decay)

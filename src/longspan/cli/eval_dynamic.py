@@ -34,7 +34,7 @@ def add_dynamic_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dynamic-rate",
         metavar="RATE",
-        help="learning rate of these steps (default: 0.1 for sgd, 1e-4 for rms)",
+        help="learning rate of these steps (default: 0.05 for sgd, 1e-4 for rms)",
     )
     parser.add_argument(
         "--dynamic-decay",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from longspan.state import State
 
 RuleName: TypeAlias = Literal["sgd", "rms"]
-RATES: dict[RuleName, float] = {"sgd": 0.1, "rms": 1e-4}
+RATES: dict[RuleName, float] = {"sgd": 0.05, "rms": 1e-4}
 DECAYS: dict[RuleName, float] = {"sgd": 0.0, "rms": 1e-3}
 STATISTICS_PLACES, STATISTICS_BLOCKS = 8, 32  # blocks in a row at each of the places
 STATISTICS_WARM = 4096  # tokens before them, which fill the state
