@@ -97,25 +97,21 @@ def dynamic_evaluation(
     in_training = sum(part.longest * len(part.lanes) for part in parts)
     total = in_training + 2 * plan.tokens
 
-    def tell(done: int, _: int = 0) -> None:
+    def tell(done: int) -> None:
         if progress is not None:
             progress(done, total)
 
-    began, done = time.perf_counter(), 0
-    squares = Squares(weights)
-    for part in parts:
-        assert training is not None
-        for _ in adapting(model, squares, weights, training.tokens, part, block_length, device):
-            done += block_length * len(part.lanes)
-            tell(done)
+    began = time.perf_counter()
+    update: Rule = Sgd(weights, rate, decay)
+    if training is not None and parts:
+        squares = sums_of_squares(model, weights, training.tokens, parts, block_length, device, tell)
+        update = Rms(weights, rate, decay, squares.means())
     statistics_seconds = time.perf_counter() - began
-    update: Rule = Rms(weights, rate, decay, squares.means()) if parts else Sgd(weights, rate, decay)
 
-    # What runs for the first time takes longer. This is not counted.
+    # What runs for the first time takes longer: a block that does not count.
     lanes = tuple(replace(lane, length=min(lane.length, block_length)) for lane in plan.lanes)
-    first = replace(plan, lanes=lanes)
-    for _ in adapting(model, squares, weights, token_file.tokens, first, block_length, device):
-        pass
+    first = [replace(plan, lanes=lanes)]
+    sums_of_squares(model, weights, token_file.tokens, first, block_length, device)
     began = time.perf_counter()
     static = evaluate(
         model,
@@ -181,6 +177,24 @@ def _nll(model: LanguageModel, block: tuple[Tensor, Tensor, Tensor], state: Stat
     inputs_BT, targets_BT, counts_BT = block
     hidden_BTD, state = model(inputs_BT, state)
     return torch.where(counts_BT, model.head.nll(hidden_BTD, targets_BT), 0.0), state
+
+
+def sums_of_squares(
+    model: LanguageModel,
+    weights: list[nn.Parameter],
+    tokens: np.ndarray,
+    parts: list[EvaluationPlan],
+    block_length: int,
+    device: torch.device | str,
+    tell: Callable[[int], None] = lambda done: None,
+) -> Squares:
+    """The squared gradients of all blocks of `parts`; `tell` is called with the number of tokens read."""
+    squares, done = Squares(weights), 0
+    for part in parts:
+        for _ in adapting(model, squares, weights, tokens, part, block_length, device):
+            done += block_length * len(part.lanes)
+            tell(done)
+    return squares
 
 
 def statistics_plans(num_tokens: int, lanes: int, block_length: int) -> list[EvaluationPlan]:

@@ -1,4 +1,4 @@
-"""Formats metrics for JSON and for people."""
+"""Lines of metrics, for JSON and for people."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longspan.config import StageConfig
 from longspan.data import GivenTokens, TokenizedCorpus
 from longspan.errors import UserError
 from longspan.progress import duration
+from longspan.training.loss_meter import LossMeter
+from longspan.training.run_progress import RunProgress
 
 _SHOWN = 6  # diagnostics in a printed line; metrics.jsonl has all of them
 
@@ -26,6 +29,31 @@ def scalars(diagnostics: Mapping[str, Tensor], taken: Container[str]) -> dict[st
                 f"diagnostics() returns {name!r}, a metric of the run itself: choose another name"
             )
     return {name: value if math.isfinite(value) else None for name, value in found.items()}
+
+
+def train_line(
+    progress: RunProgress, meter: LossMeter, stage: StageConfig, corpus: TokenizedCorpus | GivenTokens
+) -> dict[str, Any]:
+    """A line of metrics about the steps since the last one."""
+    return {
+        "kind": "train",
+        "step": progress.step,
+        "stage": stage.name,
+        "loss": meter.loss,
+        **bits_per_byte(meter.loss, corpus),
+        "learning_rate": progress.learning_rate,
+        "tokens": progress.tokens,
+        "seconds": progress.seconds,
+        "tokens_per_second": meter.tokens / meter.seconds,
+    }
+
+
+def valid_line(
+    progress: RunProgress, stage: StageConfig, figures: Mapping[str, Any], *, best: bool
+) -> dict[str, Any]:
+    """A line of metrics about an evaluation."""
+    begin = {"kind": "valid", "step": progress.step, "stage": stage.name}
+    return {**begin, **figures, "best": best, "seconds": progress.seconds}
 
 
 def bits_per_byte(loss: float, corpus: TokenizedCorpus | GivenTokens) -> dict[str, float]:
@@ -70,6 +98,13 @@ def readable(
         *_shown(diagnostics or {}),
     ]
     return "  ".join(parts)
+
+
+def status(progress: RunProgress, stage: StageConfig, measure: str, seconds_left: float) -> str:
+    """What a status line says after every step."""
+    speed = f"{progress.tokens / progress.seconds:,.0f} tokens/s"
+    left = f"{duration(seconds_left)} of training left"
+    return f"{stage.name} step {progress.step:,}  {measure}  {speed}  {left}"
 
 
 def _shown(diagnostics: Mapping[str, float | None]) -> list[str]:

@@ -21,7 +21,6 @@ from longspan.config import StageConfig
 from longspan.data import GivenTokens, TokenBlock, TokenizedCorpus
 from longspan.models import LanguageModel
 from longspan.optim import fraction, momentum, multi_token_weights, undeclared_notice
-from longspan.progress import duration
 from longspan.runs import Checkpoint, RunFolder, checkpoint
 from longspan.runs.load_weights import trained
 from longspan.runs.resume_checks import fixed_options
@@ -32,7 +31,7 @@ from longspan.training.clock import Clock
 from longspan.training.compile_warmup import warm_up_compilation
 from longspan.training.divergence import DivergenceCheck
 from longspan.training.errors import Interrupted, Stopped
-from longspan.training.formatting import bits_per_byte, readable, scalars
+from longspan.training.formatting import readable, scalars, status, train_line, valid_line
 from longspan.training.interrupt import Interrupt
 from longspan.training.loss_meter import LossMeter
 from longspan.training.records import NoRecords, Records
@@ -295,18 +294,7 @@ class Loop:
         self._divergence.check_losses(self._loss_meter)  # synchronises, so the time below is right
         self._count_time()
         progress, meter = self._progress, self._loss_meter
-        line: dict[str, Any] = {
-            "kind": "train",
-            "step": progress.step,
-            "stage": self._stage.name,
-            "loss": meter.loss,
-            **bits_per_byte(meter.loss, self._corpus),
-            "learning_rate": progress.learning_rate,
-            "tokens": progress.tokens,
-            "seconds": progress.seconds,
-            "tokens_per_second": meter.tokens / meter.seconds,
-            **self._strategy.findings(),
-        }
+        line = train_line(progress, meter, self._stage, self._corpus) | self._strategy.findings()
         seen = scalars(self._model.diagnostics(), taken=line)
         for name, fields in self._model.records().items():
             self._records.write_record(name, progress.step, fields)
@@ -338,15 +326,7 @@ class Loop:
             self._write_sample()
         best = progress.count_score(score.loss)
         self._unsaved = True
-        line = {
-            "kind": "valid",
-            "step": progress.step,
-            "stage": self._stage.name,
-            **figures,
-            **findings,
-            "best": best,
-            "seconds": progress.seconds,
-        }
+        line = valid_line(progress, self._stage, figures | findings, best=best)
         self._records.write(line)
         self._reporter.score(readable(line, steps=self._steps))
         if best:
@@ -415,8 +395,5 @@ class Loop:
     def _show_status(self) -> None:
         progress = self._progress
         left = progress.seconds_left(self._estimated_stages)
-        self._reporter.status(
-            f"{self._stage.name} step {progress.step:,}  {self._measure}  "
-            f"{progress.tokens / progress.seconds:,.0f} tokens/s  {duration(left)} of training left",
-            progress.seconds / (progress.seconds + left),
-        )
+        text = status(progress, self._stage, self._measure, left)
+        self._reporter.status(text, progress.seconds / (progress.seconds + left))
