@@ -46,10 +46,12 @@ def register(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.top < 1:
         raise UsageError(f"--top must be at least 1, not {args.top}")
-    from longspan.distributed import is_first
-
     with output_may_go_away():
-        folder = _search(wanted(args), args)
+        asked = wanted(args)
+        asked.check_text()
+        from longspan.distributed import is_first
+
+        folder = _search(asked, args)
         if is_first():
             _show(folder, args.top, as_json=args.json)
 

@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> None:
         if args.dry_run:
             _estimate(asked, args)
         else:
+            asked.check_text()
             _train(asked, args)
 
 

@@ -104,6 +104,13 @@ class Wanted:
     init: Init | None
     resumes: bool
 
+    def check_text(self) -> None:
+        """Raise at once if there is no text to train on: what trains takes seconds to import."""
+        from longspan.data import corpora
+
+        if self.config is not None and not self.resumes and self.config.data.corpus:
+            corpora.check_path(self.config.data.corpus)
+
     def start(self, reporter: Reporter, strategy: type[Strategy]) -> RunFolder:
         """Train or resume. A signal that stopped the training ends the program, with a line that says so."""
         from longspan.training import Interrupted, resume, train

@@ -17,7 +17,7 @@ from longspan.data import local, named_paths, patterns, standard_input
 from longspan.data.corpus import Corpus, Form, Piece
 from longspan.data.download import Archive, Progress, unpacked
 from longspan.errors import UserError, nearest
-from longspan.home import home
+from longspan.home import expanded, home
 from longspan.progress import Task, told
 from longspan.registry import CORPORA
 
@@ -137,8 +137,7 @@ def find(name_or_path: str, progress: Progress, *, binary: bool = False, field: 
     if name_or_path == standard_input.NAME:
         place = standard_input.stored(progress, json_lines=field is not None)
         return local.from_file(place, binary=binary, field=field)
-    path = Path(name_or_path).expanduser()
-    looks_like_a_path = bool(path.suffix) or path.name != name_or_path
+    path, looks_like_a_path = expanded(name_or_path), _looks_like_a_path(name_or_path)
     if os.path.exists(path) and is_name(name_or_path):
         warnings.warn(
             f"'{name_or_path}' is taken as the corpus of that name, not as the file or folder: for that, "
@@ -164,6 +163,19 @@ def find(name_or_path: str, progress: Progress, *, binary: bool = False, field: 
     )
 
 
+def check_path(name_or_path: str) -> None:
+    """Raise if it can only be a path and nothing is there: a quick look before anything heavy is imported."""
+    path = expanded(name_or_path)
+    named = patterns.is_pattern(name_or_path) or name_or_path in named_paths.registered()
+    if _looks_like_a_path(name_or_path) and not named and not os.path.lexists(path):
+        raise local.nothing_at(path)
+
+
+def _looks_like_a_path(name_or_path: str) -> bool:
+    path = expanded(name_or_path)
+    return bool(path.suffix) or path.name != name_or_path
+
+
 def _telling(progress: Progress, name: str) -> AbstractContextManager[Task]:
     """Large texts take a while: they are checked, and unpacked if they are compressed."""
     return told(progress, f"checking {name}")
@@ -173,14 +185,14 @@ def file_of(name_or_path: str) -> Path | None:
     """The path of a text file, if it is one or standard input, and not the name of a corpus."""
     if name_or_path == standard_input.NAME:
         return standard_input.stored()
-    path = Path(name_or_path).expanduser()
+    path = expanded(name_or_path)
     return path if name_or_path and not is_name(name_or_path) and os.path.isfile(path) else None
 
 
 def _registered(name: str, progress: Progress, binary: bool, field: str | None) -> Corpus:
     found = CORPORA[name].resolve()(progress)
     if isinstance(found, str | Path):
-        path = Path(found).expanduser()
+        path = expanded(found)
         # A plugin chose the folder.
         found = local.from_path(path, follow_links=True, binary=binary, field=field)
     if not isinstance(found, Corpus):
@@ -206,7 +218,7 @@ def anchored(corpus: str) -> str:
         return corpus
     if patterns.is_pattern(corpus):
         return patterns.anchored(corpus)
-    return str(Path(corpus).expanduser().absolute())
+    return str(expanded(corpus).absolute())
 
 
 def add(
@@ -217,7 +229,7 @@ def add(
     `follow_links` allows links that lead out of the folder. With `binary` it may hold any bytes. `field` has
     the text of JSON lines.
     """
-    place = place.expanduser().absolute()
+    place = expanded(place).absolute()
     if name in CORPORA:
         raise UserError(f"'{name}' is a corpus that comes with longspan or a plugin: choose another name")
     if not name.isprintable():

@@ -43,7 +43,11 @@ def from_path(
         return from_file(path, binary=binary, field=field)
     if path.exists():
         raise UserError(f"{path} is not a regular file: copy its text to one first")
-    raise UserError(f"there is no file or folder {path}")
+    raise nothing_at(path)
+
+
+def nothing_at(path: Path) -> UserError:
+    return UserError(f"there is no file or folder {path}")
 
 
 def from_file(path: Path, *, binary: bool = False, field: str | None = None) -> Corpus:

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from longspan.errors import UserError
+from longspan.home import expanded
 
 _BETWEEN = re.compile(r"(?<!\[),(?!\])")  # a comma that is not written as [,]
 _ESCAPED = re.compile(r"\[([*?\[,])\]")
@@ -38,7 +39,7 @@ def matching(pattern: str) -> tuple[Path, list[Path]]:
     for part in _BETWEEN.split(pattern):
         if not part.strip():
             raise UserError(f"'{pattern}' has an empty entry: write files with one comma between them")
-        path = Path(part).expanduser().absolute()
+        path = expanded(part).absolute()
         if os.path.exists(path) or not glob.has_magic(part):
             found = [_file(path, shown=part)]
             folders.append(path.parent)

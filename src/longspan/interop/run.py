@@ -21,6 +21,7 @@ from longspan.data.data_bin import is_data_bin
 from longspan.data.download import Progress
 from longspan.data.tokenizers.number import NumberTokenizer
 from longspan.errors import UserError
+from longspan.home import expanded
 from longspan.interop.original import read_original
 from longspan.models import LanguageModel
 from longspan.runs import RunFolder
@@ -86,7 +87,7 @@ def _spans(model: LanguageModel) -> dict[str, Any] | None:
 
 
 def _tokenizer(kind: str, corpus: str | None, model: ModelConfig, vocabulary_size: int) -> TokenizerConfig:
-    if corpus is not None and is_data_bin(Path(corpus).expanduser()):
+    if corpus is not None and is_data_bin(expanded(corpus)):
         return TokenizerConfig(kind="fairseq")
     if corpus is not None and kind == "gpt-spans":
         return TokenizerConfig(kind="character", order="sorted")
