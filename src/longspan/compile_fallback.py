@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -51,7 +52,7 @@ class CompileFallback:
         If it is run again, random generators are restored first; `work` must reset anything else it changes.
         """
         if self._failed:
-            with torch.compiler.set_stance("force_eager"):
+            with self.eager():
                 return work()
         if not self._enabled:
             return work()
@@ -62,6 +63,10 @@ class CompileFallback:
             self._give_up(problem)
         _restore(randomness)
         return self.run(work)
+
+    def eager(self) -> AbstractContextManager[object]:
+        """Inside, compiled functions run in eager mode, if this compiled any."""
+        return torch.compiler.set_stance("force_eager") if self._enabled else nullcontext()
 
     def _give_up(self, problem: Exception) -> None:
         self._failed = True

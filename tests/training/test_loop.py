@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import longspan
 from longspan.config import RunConfig, StageConfig, schema
 from longspan.data import corpora, prepare
 from longspan.errors import UserError
@@ -297,6 +298,30 @@ def test_a_compiled_model_computes_the_same(
     assert compiled
     losses = [[line["loss"] for line in metrics(run.path)[:-1]] for run in (fast, eager)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_scores_compile_nothing(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, score, compiled = torch.compile, scoring.evaluate, []
+    in_scores = []
+
+    def counted(graph: Any, _: Any) -> Callable[..., Any]:
+        compiled.append(graph)
+        return graph.forward
+
+    def counting(*args: Any, **options: Any) -> Any:
+        before = len(compiled)
+        found = score(*args, **options)
+        in_scores.append(len(compiled) - before)
+        return found
+
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", lambda function: plain(function, backend=counted))
+    monkeypatch.setattr(scoring, "evaluate", counting)
+    changes: dict[str, Any] = {"stage__0__steps": 4, "stage__1__steps": 1, "training__block_jitter": False}
+    run = train(small_config(text, training__compile=True, **changes), tmp_path / "run")
+    assert compiled
+    assert in_scores == [0, 0, 0]
+    assert metrics(run.path)[-1]["valid"]["loss"] == longspan.evaluate(run.path, split="valid").loss
 
 
 def test_bits_per_byte_whatever_the_tokens_are(text: Path, tmp_path: Path) -> None:

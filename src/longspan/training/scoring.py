@@ -19,7 +19,11 @@ from longspan.training.strategy import Strategy
 
 
 class Scoring:
-    """Scores the splits of a corpus with the weights that the model has."""
+    """Scores the splits of a corpus with the weights that the model has.
+
+    Parts that training compiled run in eager mode, as in `longspan eval`: each would be compiled a second
+    time, for float32 and without gradients, which takes longer than most scores.
+    """
 
     def __init__(
         self,
@@ -49,18 +53,19 @@ class Scoring:
             self._interrupt.check()
             self._reporter.status(f"scoring {split}: {done:,} of {total:,} tokens", done / total)
 
-        with within_memory_of_evaluation(self._config.evaluation, self._config.training.block_length):
-            score = self._strategy.fallback.run(
-                lambda: evaluate(
-                    self._model,
-                    self._corpus.splits[split],
-                    tokenizer=self._corpus.tokenizer,
-                    config=self._config.evaluation,
-                    block_length=self._config.training.block_length,
-                    max_tokens=max_tokens,
-                    device=self._device,
-                    progress=show,
-                )
+        with (
+            within_memory_of_evaluation(self._config.evaluation, self._config.training.block_length),
+            self._strategy.fallback.eager(),
+        ):
+            score = evaluate(
+                self._model,
+                self._corpus.splits[split],
+                tokenizer=self._corpus.tokenizer,
+                config=self._config.evaluation,
+                block_length=self._config.training.block_length,
+                max_tokens=max_tokens,
+                device=self._device,
+                progress=show,
             )
         self._divergence.check_score(score, split, progress)
         return score
