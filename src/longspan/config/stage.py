@@ -48,8 +48,8 @@ class StageConfig:
     )
     optimizer: Literal["adagrad", "adam", "adamw", "lamb", "sgd", "muon", "normuon"] = option(
         "adamw",
-        help="muon and normuon (steps of one size for all neurons) update the matrices of the blocks, and "
-        "adamw everything else",
+        help="muon and normuon (steps of one size for all neurons) update weights of linear and recurrent "
+        "layers outside the output layer, and adamw everything else",
     )
     learning_rate: float = option(help="the highest learning rate of the stage")
     schedule: Literal["constant", "cosine", "inverse-sqrt", "trapezoid", "one-minus-sqrt"] = option(

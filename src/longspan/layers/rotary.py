@@ -7,12 +7,12 @@ from longspan.layers.positions import Positions, Terms
 
 
 class RotaryPositions(Positions):
-    """RoPE (Su et al., 2021): position n rotates the pair (x_i, x_{i+E}) of a query or key by n base^(-i/E).
+    """RoPE (Su et al., 2021): position n rotates the pair (x_i, x_{i+E}) of a query or key by n base^(-i/P).
 
     The product of a query at m and a key at n then depends only on the content and on m - n: any span, memory
     and length of text is possible. Positions are counted from the beginning of the text, so keys in memory
-    are not rotated again. With a `fraction` below 1 the other pairs are not rotated: they match by content at
-    any distance. Angles are computed in float64, which is exact for texts of any length.
+    are not rotated again. Only the first P = round(fraction E) pairs are rotated; the others match by content
+    at any distance. Angles are computed in float64, which is exact for texts of any length.
     """
 
     shared = False
