@@ -260,6 +260,21 @@ class TestArchitecture:
         assert type(lm.model).__name__ == "LstmModel"
         assert written.rstrip("\n") == f"the{lm.generate('the', tokens=5, seed=3)}".rstrip("\n")
 
+    def test_tied_weights_are_trained_saved_and_resumed(self, code: Path) -> None:
+        """As usual in PyTorch: two modules have one parameter."""
+        head = "self.head = SoftmaxHead(config.width, vocabulary_size)"
+        tied = LSTM.replace(head, f"{head}\n        self.head.scores.weight = self.embedding.weight")
+        assert tied != LSTM
+        (code / "my_lstm.py").write_text(tied)
+        whole = longspan.train(lstm_recipe(), out="whole")
+        run = longspan.train("mine.toml", out="run", callback=lambda line: line["step"] < 14)
+        assert run.final is None
+        longspan.resume(run)
+        assert outcome(Path("run"))["last"][1] == outcome(Path("whole"))["last"][1]
+        model = whole.load().model
+        assert model.head.scores.weight is model.embedding.weight  # type: ignore[union-attr]
+        assert longspan.evaluate(whole, split="valid").loss < 5.4  # ln(256) = 5.55
+
     def test_options_are_checked_documented_and_settled(
         self, code: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -11,14 +11,14 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
+from longspan import compiling
 from longspan.errors import is_out_of_memory
 
 COMPILING = ("train", "search", "bench")
 
 
 def main() -> int:
-    if not any(word in COMPILING for word in sys.argv[1:]):
-        os.environ.setdefault("LONGSPAN_COMPILES", "0")  # read in compile_fallback.py
+    compiling.possible = any(word in COMPILING for word in sys.argv[1:])
     previous = signal.signal(signal.SIGINT, _leave)
     try:
         from longspan.cli import main as run

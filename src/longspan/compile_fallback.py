@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
+
+from longspan import compiling
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -20,7 +21,7 @@ def not_compiled(reason: str) -> Callable[[Function], Function]:
     It makes torch import its compiler, which takes about two seconds. So it does nothing in a command that
     compiles no model (see `longspan.__main__`).
     """
-    if os.environ.get("LONGSPAN_COMPILES") == "0":
+    if not compiling.possible:
         return lambda function: function
     return torch.compiler.disable(reason=reason)
 

@@ -178,6 +178,14 @@ def test_contexts_that_the_model_cannot_hold_are_left_out() -> None:
         curve(InContexts(1), contexts=(18, 64))
 
 
+def test_the_scored_tokens_do_not_depend_on_the_model() -> None:
+    """Contexts that only one model can hold decide the lanes of both."""
+    streams, contexts = (curve(model, TEXT[:300]) for model in (Counts(1), InContexts(1)))
+    assert (streams.left_out, contexts.left_out) == ((), (64,))
+    assert (streams.lanes, contexts.lanes) == (2, 2)
+    assert streams.tokens == contexts.tokens
+
+
 def test_what_was_not_read_is_said() -> None:
     found = curve(Counts(1), max_tokens=299)
     assert (found.read, found.beyond) == (300, 400)

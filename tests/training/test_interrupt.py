@@ -9,13 +9,21 @@ from pathlib import Path
 import pytest
 
 from longspan.training import train
-from longspan.training.errors import Interrupted
+from longspan.training.errors import Interrupted, Stopped
 from longspan.training.interrupt import Interrupt
 from tests.training.runs import Lines, Signals, small_config, write_text
 
 
 class Ended(Exception):
     pass
+
+
+class Said(Signals, Lines):
+    """Keeps what a run says; SIGINT after step 5."""
+
+    def __init__(self) -> None:
+        Signals.__init__(self, "step 5 ", signal.SIGINT)
+        Lines.__init__(self)
 
 
 @pytest.fixture(autouse=True)
@@ -38,15 +46,22 @@ def test_a_second_sigterm_ends_the_process() -> None:
 
 
 def test_a_run_says_that_it_saves(tmp_path: Path) -> None:
-    class Said(Signals, Lines):
-        def __init__(self) -> None:
-            Signals.__init__(self, "step 5 ", signal.SIGINT)
-            Lines.__init__(self)
-
     said = Said()
     with pytest.raises(Interrupted):
         train(small_config(write_text(tmp_path)), tmp_path / "run", reporter=said)
-    assert said.lines[-1] == "saving a checkpoint; a second signal would stop without it"
+    assert said.lines[-1] == "saving a checkpoint; a second SIGINT or SIGTERM would stop without it"
+
+
+def test_a_run_that_its_callback_stops_promises_nothing(tmp_path: Path) -> None:
+    said = Lines()
+    with pytest.raises(Stopped):
+        train(
+            small_config(write_text(tmp_path)),
+            tmp_path / "run",
+            reporter=said,
+            callback=lambda line: False,
+        )
+    assert said.lines[-1] == "saving a checkpoint"
 
 
 def test_under_torchrun_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

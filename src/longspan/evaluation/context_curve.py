@@ -141,7 +141,9 @@ def context_curve(
             f"{num_tokens:,} tokens are too few for a context of {asked[0]:,}, which needs more than twice "
             f"as many: {longer}, or give shorter contexts"
         )
-    plan = ends_of_lanes(num_tokens, batch_size, max(kept, default=1), scored_tokens)
+    # Without the contexts that are too long for the model: else the scored tokens would depend on it.
+    longest = max((context for context in asked if 2 * context < num_tokens), default=1)
+    plan = ends_of_lanes(num_tokens, batch_size, longest, scored_tokens)
     rows = _Rows(batch_size * block_length, block_length, batch_size, _state_bytes(model))
     plans = [(context, list(runs(plan, context, rows))) for context in kept]
     told = _Told(progress, sum(map(_read, [part for _, parts in plans for part in parts])) + _read(plan))

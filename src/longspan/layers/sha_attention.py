@@ -74,12 +74,9 @@ class SingleHeadAttention(ReadsChunks):
         return past_BMD[:, max(0, past_BMD.shape[1] - max(0, self.memory_length - block)) :]
 
     def remembered(self, g_BSD: Tensor, filled_B: Tensor) -> State:
-        return State(
-            {
-                "memory": g_BSD[:, max(0, g_BSD.shape[1] - self.memory_length) :],
-                "filled": filled_B.clamp(max=self.memory_length),
-            }
-        )
+        if g_BSD.shape[1] > self.memory_length:
+            g_BSD = g_BSD[:, g_BSD.shape[1] - self.memory_length :].clone()  # else the state keeps all of it
+        return State({"memory": g_BSD, "filled": filled_B.clamp(max=self.memory_length)})
 
     def collapse(self) -> None:
         """Replace the gate by the vector that it computes from its weights: the same output, no training."""

@@ -152,9 +152,11 @@ class Loop:
             with self._blocks:
                 self._train()
                 self._finish()
-        except (Interrupted, Stopped):
+        except (Interrupted, Stopped) as stop:
             if self._unsaved:
-                self._reporter.say("saving a checkpoint; a second signal would stop without it")
+                again = isinstance(stop, Interrupted) and not distributed.launched()
+                without = "; a second SIGINT or SIGTERM would stop without it" if again else ""
+                self._reporter.say(f"saving a checkpoint{without}")
                 self._save("last")
             self._writer.wait()
             raise

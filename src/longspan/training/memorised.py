@@ -28,5 +28,5 @@ def notice(
         return None
     return (
         f"overfitting: the text was read {readings:.1f} times, and held-out text is predicted much worse "
-        "than training text; --training.evaluate-every 50 keeps the best weights on the way"
+        "than training text; evaluations during the training (training.evaluate_every) keep the best weights"
     )
