@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 import shutil
+import signal
 import sys
 import sysconfig
 import tempfile
@@ -69,12 +70,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Interrupted as stop:
         print(f"race: {stop}; the training in progress is lost", file=sys.stderr)
         return stop.exit_status
+    except KeyboardInterrupt:  # before a training, or while it is scored
+        print("race: stopped; results that were not printed are lost", file=sys.stderr)
+        return 128 + signal.SIGINT
     return 0
 
 
 def race(args: argparse.Namespace, overrides: list[tuple[str, str]]) -> None:
     device = pick_device(args.device)
-    if args.bytes < 1:
+    if args.bytes is not None and args.bytes < 1:
         raise UserError(f"--bytes must be at least 1, not {args.bytes}")
     if not 0 < args.seconds < math.inf:
         raise UserError(f"--seconds must be a number above 0, not {args.seconds:g}")
@@ -320,6 +324,12 @@ class _Aside(Reporter):
         print(line, file=sys.stderr, flush=True)
 
 
+def _path(text: str) -> Path:
+    if not text:  # a variable of the shell that is not set
+        raise argparse.ArgumentTypeError("the name is empty")
+    return Path(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -327,13 +337,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("entrants", nargs="+", metavar="ENTRANT", help="a recipe, or x-transformers-1024")
     parser.add_argument(
         "--corpus",
-        type=Path,
+        type=_path,
         default=Path(sysconfig.get_path("purelib")),
         help="a folder or a file (default: the installed packages)",
     )
-    parser.add_argument("--files", default="*.py", help="pattern for the files of a folder (default: *.py)")
+    parser.add_argument("--files", help=f"pattern for the files of a folder (default: {race_corpus.FILES})")
     parser.add_argument(
-        "--bytes", type=int, default=100_000_000, help="number of bytes to use, from the start"
+        "--bytes",
+        type=int,
+        help=f"number of bytes to use, from the start (default: {race_corpus.BYTES:,})",
     )
     parser.add_argument("--seconds", type=float, default=220.0, help="training time")
     parser.add_argument("--seed", default="1", metavar="N[,N...]", help="one or several, as in 1,2,3")
@@ -346,7 +358,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="auto")
     parser.add_argument(
         "--out",
-        type=Path,
+        type=_path,
         help="folder for race.jsonl, summary.jsonl (lines are appended) and logs",
     )
     parser.add_argument(

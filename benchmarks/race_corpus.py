@@ -24,13 +24,22 @@ from longspan.home import home
 SPLITS = ("train", "valid", "test")
 PARTS = ("test", "valid")
 TEST_BYTES = 1 << 20
+FILES, BYTES = "*.py", 100_000_000  # unless given
 _CHUNK = 1 << 22
 
 
-def written(source: Path, *, pattern: str = "*.py", num_bytes: int = 100_000_000, part: str = "test") -> Path:
+def written(
+    source: Path, *, pattern: str | None = None, num_bytes: int | None = None, part: str = "test"
+) -> Path:
     """A folder with train.txt, valid.txt and test.txt, made from `source` or reused from the cache."""
     own = _own_splits(source)
-    files = list(own.values()) or _files(source, pattern)
+    if own and (pattern is not None or num_bytes is not None):
+        raise UserError(
+            f"{source} has files for train, valid and test, which are used as they are: leave out --files "
+            "and --bytes"
+        )
+    files = list(own.values()) or _files(source, pattern or FILES)
+    num_bytes = num_bytes or BYTES
     stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     digest = hashlib.blake2b(json.dumps([stamps, num_bytes]).encode(), digest_size=8).hexdigest()
     name = f"{source.resolve().name}-{digest}" + ("-valid" if part == "valid" else "")
@@ -63,11 +72,13 @@ def _own_splits(source: Path) -> dict[str, Path]:
         split: [path for path in source.iterdir() if path.is_file() and split in path.name.split(".")]
         for split in SPLITS
     }
-    return {split: paths[0] for split, paths in found.items()} if all(map(_one, found.values())) else {}
-
-
-def _one(paths: list[Path]) -> bool:
-    return len(paths) == 1
+    if not all(found.values()):
+        return {}
+    for split, paths in found.items():
+        if len(paths) > 1:
+            names = " and ".join(sorted(path.name for path in paths))
+            raise UserError(f"{source} has several files for {split}: {names}. Keep one of them there")
+    return {split: paths[0] for split, paths in found.items()}
 
 
 def _files(source: Path, pattern: str) -> list[Path]:

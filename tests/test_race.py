@@ -116,10 +116,16 @@ def test_splits_that_are_there_are_kept(tmp_path: Path, home: Path) -> None:
     (source / "wiki.train.tokens").write_bytes(b"train" * 100)
     (source / "valid.txt").write_bytes(b"valid")
     (source / "test.txt.xz").write_bytes(lzma.compress(b"x" * (1 << 20) + b"y"))
-    folder = race_corpus.written(source, num_bytes=10)
+    folder = race_corpus.written(source)
     assert (folder / "train.txt").read_bytes() == b"train" * 100
     assert (folder / "valid.txt").read_bytes() == b"valid"
     assert (folder / "test.txt").read_bytes() == b"x" * (1 << 20)
+    for options in ({"num_bytes": 10}, {"pattern": "*.py"}):
+        with pytest.raises(UserError, match="used as they are: leave out --files and --bytes"):
+            race_corpus.written(source, **options)
+    (source / "own.test.py").write_bytes(b"test")
+    with pytest.raises(UserError, match=r"has several files for test: own\.test\.py and test\.txt\.xz"):
+        race_corpus.written(source)
 
 
 @pytest.mark.parametrize(
@@ -342,6 +348,26 @@ def test_stopped_by_hand_it_says_so(
         capsys.readouterr().err.splitlines()[-1]
         == "race: stopped by SIGINT; the training in progress is lost"
     )
+
+
+def test_stopped_outside_of_a_training_it_says_so(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(race_protocol, "nats", interrupted)
+    assert run(tmp_path, "gpt", *TINY, "--model.context=16") == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "race: stopped; results that were not printed are lost"
+
+
+@pytest.mark.parametrize("option", ["--corpus", "--out"])
+def test_an_empty_name_is_not_the_folder_where_one_stands(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        race.main(["gpt", option, ""])
+    assert f"argument {option}: the name is empty" in capsys.readouterr().err
 
 
 def test_lanes_that_were_warmed_are_worth_one_long_reading() -> None:

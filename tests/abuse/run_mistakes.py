@@ -126,7 +126,7 @@ MISTAKES = [
     usage("eval run --data.field body", "--data.field says how another text is read"),
     usage("eval run --binary", "--data.binary says how another text is read"),
     usage("eval run --context-curve --dynamic sgd", "cannot be combined with --dynamic"),
-    failure("eval run --context-curve --data line.txt", "too few for a context of 16"),
+    failure("eval run --context-curve --data line.txt", "a context of 16 needs 32 tokens"),
     usage("eval run --dynamic adam", "--dynamic"),
     usage("eval run --dynamic-rate 1", "--dynamic-rate is for dynamic evaluation"),
     usage("eval run --dynamic-decay 1", "--dynamic-decay is for dynamic evaluation"),

@@ -134,7 +134,7 @@ def test_contexts_that_are_too_long_are_left_out() -> None:
     assert [point.context for point in found.points] == [349, None]
     assert found.left_out == (350, 4096)
     assert found.lanes == 1
-    with pytest.raises(UserError, match="700 tokens are too few for a context of 350"):
+    with pytest.raises(UserError, match="context of 350 needs 700 tokens that can be scored, not 699: give"):
         curve(Counts(1), contexts=(350,))
 
 
@@ -184,6 +184,18 @@ def test_the_scored_tokens_do_not_depend_on_the_model() -> None:
     assert (streams.left_out, contexts.left_out) == ((), (64,))
     assert (streams.lanes, contexts.lanes) == (2, 2)
     assert streams.tokens == contexts.tokens
+
+
+@pytest.mark.parametrize(("scored", "most"), [(7, 17), (90, 19)])
+def test_what_is_seen_where_few_tokens_are_scored(scored: int, most: int) -> None:
+    """Lanes of two tokens in the first case; a run of context 16 has four."""
+    found = curve(Counts(1), contexts=(16,), scored_tokens=scored)
+    assert (found.points[0].least, found.points[0].most) == (16, most)
+    found = curve(InContexts(1), contexts=(16,), scored_tokens=scored)
+    lasts = [(699 * (lane + 1) // 3 - 699 * lane // 3) for lane in range(3)]
+    places = [place for last in lasts for place in range(last - scored // 3, last)]
+    seen = [place % 20 + 1 for place in places]
+    assert (found.points[-1].least, found.points[-1].most) == (min(seen), max(seen))
 
 
 def test_what_was_not_read_is_said() -> None:

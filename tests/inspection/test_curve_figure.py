@@ -8,7 +8,22 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from longspan.inspection.curve_figure import draw_context_curve
+from longspan.inspection.curve_figure import _labels, draw_context_curve
+
+
+def test_labels_do_not_overlap() -> None:
+    assert [*_labels([16, 64, 256, 1024, 4096, 8192], 32768)] == [
+        "16",
+        "64",
+        "256",
+        "1,024",
+        "4,096",
+        "8,192",
+    ]
+    assert [*_labels([2, 3, 4, 4096, 8192, 10000], 40000)] == ["2", "3", "4", "4,096", "", "10,000"]
+    close = [*_labels([64, 72, 80, 88, 96, 104, 112, 120, 128], 512)]
+    assert close == ["64", "72", "80", "88", "96", "", "112", "", "128"]
+    assert [*_labels([], 4)] == []
 
 
 @pytest.mark.parametrize(

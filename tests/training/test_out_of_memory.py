@@ -14,6 +14,7 @@ import pytest
 import tomli_w
 import torch
 
+from longspan.bench import measure
 from longspan.cli import main
 from longspan.config import RunConfig
 from longspan.errors import UserError
@@ -76,6 +77,17 @@ class TestBeforeTheFirstStep:
         assert f"memory for a step: about {plan}" in told.err
         assert main(["train", recipe, "--dry-run"]) == 0
         assert f"memory         about {size(plan.total)} for a step" in capsys.readouterr().out
+
+    def test_a_dry_run_on_a_cpu_does_not_try(
+        self, recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Linux may kill a process that needs more than there is."""
+        for module in (out_of_memory, measure):
+            monkeypatch.setattr(module, "available_memory", lambda model: 250 * 1024)
+        assert main(["train", recipe, "--dry-run"]) == 1
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert last.startswith("longspan: out of memory: a step needs about")
+        assert "250 KiB were free: training.micro_batches = " in last
 
     def test_too_little_is_said_and_the_run_tries(
         self, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -95,6 +95,14 @@ def test_the_result_as_json(recipe: str, capsys: pytest.CaptureFixture[str]) -> 
     assert json.loads(capsys.readouterr().out) == result
 
 
+def test_a_dry_run_refuses_what_a_run_refuses(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", recipe, "--data.tokenizer.order", "first-seen"]
+    for more in ([], ["--dry-run"]):
+        assert main([*words, *more]) == 1
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert last == "longspan: the byte tokenizer has a fixed order: drop order, or set it to frequency"
+
+
 def test_a_dry_run_makes_no_files(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(Path().rglob("*"))
     assert main(["train", recipe, "--dry-run", "--json", "--stage.1.max-seconds", "0.001"]) == 0

@@ -125,6 +125,11 @@ def test_dynamic_evaluation_beside_the_static_one(
     assert f"{rule}, rate 0.01, decay" in text
     assert "every-token, 2 lanes, blocks of 20" in text
     assert "microseconds per byte" in text
+    assert "tokens skipped" in text
+    assert "are beyond the limit)" in text
+    assert "no step came before" not in text
+    text = shown(capsys, run.path, "--max-tokens", 60, "--block-length", 60, "--dynamic", rule)
+    assert "no step came before a scored token: use a smaller --block-length or --batch-size" in text
     again = longspan.dynamic_evaluation(run.path, rule=rule, rate=0.01, max_tokens=60, block_length=20)
     assert again.dynamic.nats == found["dynamic"]["nats"]
 
@@ -147,7 +152,10 @@ def test_rate_zero_from_python_and_training_tokens(run: RunFolder) -> None:
         (lambda run: longspan.context_curve(run, contexts=16), "contexts must be a list"),
         (lambda run: longspan.context_curve(run, contexts=[1.5]), "contexts must be a list"),
         (lambda run: longspan.dynamic_evaluation(run, rate="0.1"), "rate must be a number"),
-        (lambda run: longspan.context_curve(run, contexts=[5000], max_tokens=99), "100 tokens are too few"),
+        (
+            lambda run: longspan.context_curve(run, contexts=[5000], max_tokens=99),
+            "10,000 tokens that can be scored, not 99: read",
+        ),
         (lambda run: longspan.dynamic_evaluation(run, rule="adam"), "there is no rule 'adam'"),
         (lambda run: longspan.dynamic_evaluation(run, decay=2), "decay one between 0 and 1"),
         (lambda run: longspan.dynamic_evaluation(run, batch_size=0), "batch_size"),

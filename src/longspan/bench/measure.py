@@ -24,7 +24,7 @@ from longspan.models import LanguageModel, build_run
 from longspan.progress import task
 from longspan.runs.auto_options import resolved
 from longspan.training.graphs import STEADY
-from longspan.training.memory_plan import MemoryPlan
+from longspan.training.memory_plan import MemoryPlan, available_memory
 from longspan.training.out_of_memory import within_memory
 
 DECODED, DECODING_WARM_UPS = 100, 10
@@ -108,6 +108,9 @@ class Bench:
         model = self._model()
         path = paths_for(model, self.device)[-1]
         with within_memory(model, self.config, self.say) as plan:
+            available = available_memory(model)
+            if self.device.type == "cpu" and plan and available and plan.total > available:
+                raise torch.OutOfMemoryError("out of memory")  # else Linux may kill the process
             seconds = self._seconds(model, path, steps)
         return plan, Steps(path.name, path.means, seconds, peak())
 

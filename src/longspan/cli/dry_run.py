@@ -19,10 +19,12 @@ STEPS = 3
 def dry_run(config: RunConfig) -> dict[str, Any]:
     """Time a few steps with random tokens. The corpus is not read, and no run folder is made."""
     from longspan.bench import Bench
+    from longspan.data.tokenizers import check_settings
     from longspan.runs import pick_device
 
     if not config.stage:
         raise UserError("there is nothing to train: the configuration has no [[stage]]")
+    check_settings(config.data.tokenizer)
     device = pick_device(config.training.device)
     known = known_vocabulary_size(config.data)
     bench = Bench(config, known or BYTES, device, say=tell)

@@ -97,6 +97,8 @@ def show_dynamic(
         print(to_json(dict(where) | found.figures() | {"warnings": warnings}, indent=2))
     else:
         notes = notes_on(lm, found.static.unknown, found.static.tokens)
+        if found.steps == 1:
+            notes.append("no step came before a scored token: use a smaller --block-length or --batch-size")
         print(_as_text(found, where, notes, warnings))
 
 
@@ -151,6 +153,7 @@ def _as_text(found: DynamicScore, where: Mapping[str, str], notes: list[str], wa
         ("rule", f"{found.rule}, rate {found.rate:g}, decay {found.decay:g}, {found.steps:,} steps"),
         ("protocol", f"{score.protocol}, {lanes(score.batch_size)}, blocks of {score.block_length}"),
         ("tokens scored", f"{score.tokens:,}, each before the step on it"),
+        ("tokens skipped", f"{score.skipped:,} ({score.skipped_because})"),
     ]
     if score.divisor != score.tokens:
         facts.append(("", f"per token: this protocol divides by {score.divisor:,}"))

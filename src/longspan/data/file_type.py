@@ -27,7 +27,7 @@ _COMPRESSED: dict[bytes, Callable[[Path], Any]] = {
 }
 _ZSTD, _ZIP = b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-_BINARY = "to train on its bytes as they are, use --binary with the byte tokenizer"
+_BINARY = "to read its bytes as they are, use --binary with the byte tokenizer"
 # Characters without a place in text: all controls but those of white space, backspace and escape.
 _CONTROLS = [*range(1, 8), *range(14, 27), *range(28, 32), 127]
 _MOST_CONTROLS = 0.02  # of all bytes; random bytes have ten percent

@@ -136,10 +136,12 @@ def context_curve(
         )
     kept = [context for context in fits if 2 * context < num_tokens]
     if asked and not kept:
-        longer = "raise max_tokens" if num_tokens < len(token_file) else "give a longer text"
+        longer = (
+            "read more of the text (max_tokens)" if num_tokens < len(token_file) else "give a longer text"
+        )
         raise UserError(
-            f"{num_tokens:,} tokens are too few for a context of {asked[0]:,}, which needs more than twice "
-            f"as many: {longer}, or give shorter contexts"
+            f"a context of {asked[0]:,} needs {2 * asked[0]:,} tokens that can be scored, not "
+            f"{num_tokens - 1:,}: {longer}, or give shorter contexts"
         )
     # Without the contexts that are too long for the model: else the scored tokens would depend on it.
     longest = max((context for context in asked if 2 * context < num_tokens), default=1)
@@ -154,13 +156,10 @@ def context_curve(
         return found[0]
 
     points = [
-        ContextPoint(context, context, reach(context), math.fsum(map(nats, parts)))
+        ContextPoint(context, context, max(part.longest for part in parts), math.fsum(map(nats, parts)))
         for context, parts in plans
     ]
-    seen = min(lane.warm for lane in plan.lanes) + 1, plan.longest
-    if model.context is not None and plan.longest > model.context:
-        seen = 1, model.context
-    points.append(ContextPoint(None, *seen, nats(plan)))
+    points.append(ContextPoint(None, *_seen(plan, model.context), nats(plan)))
     return ContextCurve(
         points=tuple(points),
         tokens=plan.tokens,
@@ -226,6 +225,18 @@ def reach(context: int) -> int:
 
 def _fits(context: int, model_context: int | None) -> bool:
     return model_context is None or reach(context) <= model_context
+
+
+def _seen(plan: EvaluationPlan, model_context: int | None) -> tuple[int, int]:
+    """The fewest and the most tokens that a scored token sees."""
+    if model_context is None:
+        return min(lane.warm for lane in plan.lanes) + 1, plan.longest
+    seen = {
+        place % model_context + 1
+        for lane in plan.lanes
+        for place in range(lane.warm, min(lane.length, lane.warm + model_context))
+    }
+    return min(seen), max(seen)
 
 
 def _read(plan: EvaluationPlan) -> int:

@@ -39,8 +39,9 @@ def check_settings(config: TokenizerConfig) -> None:
         raise UserError(f"a vocabulary_size of {size} is too small for {config.kind}: at least {least}")
     if config.lowercase and "lowercase" not in options:
         raise UserError(f"the {config.kind} tokenizer does not turn text to lower case: drop lowercase")
-    if config.order != TokenizerConfig().order and "order" not in options:
-        raise UserError(f"the {config.kind} tokenizer has a fixed order: drop order")
+    default = TokenizerConfig().order
+    if config.order != default and "order" not in options:
+        raise UserError(f"the {config.kind} tokenizer has a fixed order: drop order, or set it to {default}")
     if config.fit_bytes is not None and "fit_bytes" not in options:
         raise UserError(f"the {config.kind} tokenizer reads all of the text: drop fit_bytes")
 
