@@ -1,5 +1,5 @@
 # make train   a trained model, its score, a sample and a picture of its spans, in a few minutes
-# make test    linters, types and the whole test suite
+# make test    linters, types and the tests that are not slow
 # make lock    constraints.lock: the versions of constraints.txt, with hashes of their files
 # make audit   known vulnerabilities of the locked dependencies
 # make test-slow          the tests that take more than ten seconds
