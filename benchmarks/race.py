@@ -244,7 +244,12 @@ def look_back(model: ModelConfig) -> int:
     if isinstance(model, GptConfig):
         return model.context
     span = getattr(model, "span", None)
-    back: int = model.memory_length if span is None else span.limit
+    back: int | None = getattr(model, "memory_length", None) if span is None else span.limit
+    if back is None:
+        raise UserError(
+            f"how far back {type(model).__name__} can attend is not known: "
+            "its options need span or memory_length"
+        )
     return back
 
 

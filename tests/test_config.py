@@ -101,6 +101,15 @@ def test_any_value_is_taken_or_refused_in_one_line(option: str, text: str) -> No
 class TestStage:
     """An option that its optimizer or schedule does not heed is refused, not passed over."""
 
+    @pytest.mark.parametrize("phase", ["momentum_warmup_steps", "momentum_cooldown"])
+    def test_momentum_rises_from_its_start(self, phase: str) -> None:
+        table = {"steps": 9, "learning_rate": 0.1, "optimizer": "normuon", phase: 1}
+        assert schema.read(StageConfig, table | {"momentum": 0.85}).momentum == 0.85
+        with pytest.raises(UserError, match=r"momentum_start must not be above momentum, 0\.8"):
+            schema.read(StageConfig, table | {"momentum": 0.8})
+        with pytest.raises(UserError, match=r"momentum_start must not be above momentum, 0\.95"):
+            schema.read(StageConfig, table | {"momentum_start": 0.96})
+
     @pytest.mark.parametrize(
         ("choice", "option", "value", "default"),
         [

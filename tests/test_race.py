@@ -145,6 +145,14 @@ def test_how_far_a_recipe_looks_back() -> None:
     assert far == {"gpt": 1024, "flagship": 8192, "txl-enwik8": 512, "sha-rnn": 5000, "enwik8": 8192}
 
 
+def test_a_model_must_say_how_far_it_looks_back() -> None:
+    class Mine:
+        width = 3
+
+    with pytest.raises(UserError, match="how far back Mine can attend is not known"):
+        race.look_back(Mine())
+
+
 def test_stages_share_the_seconds_by_their_steps(tmp_path: Path) -> None:
     own = tmp_path / "own.toml"
     own.write_text(

@@ -13,7 +13,7 @@ Any `nn.Module` inside a `LanguageModel` may have any of these methods; no base 
         Called before every step with the number of its epoch, counted from 0.
     progress(done: float) -> None
         Called before every step and evaluation with the fraction of the training that is done, of all stages
-        together; 1 after the training, before its final score.
+        together; 1 after the training, before its final score, unless the text ended first.
     diagnostics() -> dict[str, Tensor]
         Named tensors. Scalars (no dimensions) become metrics of every logged step; if several modules use the
         same name, their mean. Other tensors are for inspection from Python; if several modules use the same

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -113,3 +114,25 @@ def test_steps_move_nothing_and_carry_the_state():
     torch.testing.assert_close(losses["reference"], losses["fast"])
     for name, tensor in made.state_dict().items():
         assert torch.equal(tensor, before[name]), name
+
+
+@pytest.mark.parametrize(("segment_length", "carried"), [(None, True), (32, True), (16, False)])
+def test_a_segment_of_one_block_begins_with_an_empty_state(
+    segment_length: int | None, carried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = TrainingConfig(
+        batch_size=2, block_length=16, segment_length=segment_length, precision="float32"
+    )
+    config = RunConfig(model=CONFIG, training=training, stage=(StageConfig(steps=1, learning_rate=1.0),))
+    made = model()
+    steps, given = Training(made, config, paths_for(made, CPU)[-1]), []
+    update = steps.updater.update
+
+    def seen(tokens_BT: Tensor, targets_BT: Tensor, state: Any, *rest: Any) -> Any:
+        given.append(bool(state.flatten()["blocks.0.memory"].any()))
+        return update(tokens_BT, targets_BT, state, *rest)
+
+    monkeypatch.setattr(steps.updater, "update", seen)
+    for _ in range(2):
+        steps.step()
+    assert given == [False, carried]

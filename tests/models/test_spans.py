@@ -163,6 +163,12 @@ class TestFreezing:
         found, expected = (m(tokens, m.initial_state(2))[0] for m in (frozen, model))
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
+    def test_spans_without_renormalisation_cannot_be_frozen(self) -> None:
+        span = SpanConfig(renormalise=False, softmax_over="layer")
+        config = AdaptiveSpanConfig(num_layers=1, width=8, num_heads=2, inner_width=8, span=span)
+        with pytest.raises(UserError, match="renormalise = false cannot be frozen"):
+            with_frozen_spans(config, build(config, 5))
+
     def test_without_spans_there_is_nothing_to_freeze(self) -> None:
         sha_rnn = ShaRnnConfig(num_layers=2, width=8, inner_width=8)
         with pytest.raises(UserError, match="nothing to freeze"):

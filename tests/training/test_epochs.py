@@ -136,6 +136,13 @@ def test_epochs_need_a_text_that_starts_again(text, tmp_path):
             tmp_path / "run",
             vocabulary_size=11,
         )
+    with pytest.raises(UserError, match="remove when"):
+        longspan.train(
+            config(text, stages=[{"steps": 9, "when": [1]}]),
+            {"train": iter([]), "valid": [1, 2, 3]},
+            tmp_path / "run",
+            vocabulary_size=11,
+        )
 
 
 def test_schedules_follow_the_epochs():

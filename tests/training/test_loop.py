@@ -26,16 +26,18 @@ from longspan.training.loss_meter import LossMeter
 from longspan.training.run_progress import RunProgress
 from longspan.training.step import Updater
 
-from .runs import Signals, metrics, outcome, small_config, small_table
+from .runs import Lines, Signals, metrics, outcome, small_config, small_table
 from .tiny import TinyModel
 
 
-def run_tiny(config: RunConfig, out: Path, model: TinyModel | None = None) -> tuple[RunFolder, TinyModel]:
+def run_tiny(
+    config: RunConfig, out: Path, model: TinyModel | None = None, reporter: Reporter | None = None
+) -> tuple[RunFolder, TinyModel]:
     """The loop with a model it cannot know."""
     corpus = prepare(config.data)
     folder = RunFolder.create(out, config, corpus.tokenizer, corpus.fingerprint)
     model = model or TinyModel(256)
-    Loop(folder, corpus, model, Reporter()).run()
+    Loop(folder, corpus, model, reporter or Reporter()).run()
     return folder, model
 
 
@@ -252,11 +254,14 @@ def test_a_limit_of_time_ends_the_stage(text: Path, tmp_path: Path) -> None:
 
 def test_an_epoch_ends_the_training(text: Path, tmp_path: Path) -> None:
     config = small_config(text, training__at_end="stop", training__block_jitter=False, stage__0__steps=10**6)
-    folder, model = run_tiny(config, tmp_path / "run")
+    said = Lines()
+    folder, model = run_tiny(config, tmp_path / "run", reporter=said)
     lane = len(prepare(config.data).splits["train"]) // 6
     assert model.updates == math.ceil((lane - 1) / 24)
     facts = checkpoint.load(folder.checkpoint("last")).facts["progress"]
     assert facts["tokens"] == 6 * (lane - 1)
+    ended = f"the text ended after step {model.updates:,}, at 0.0% of the training, so learning rates"
+    assert sum(line.startswith(ended) for line in said.lines) == 1
 
 
 def test_the_same_settings_give_the_same_run_and_leave_no_trace(

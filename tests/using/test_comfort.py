@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli_w
@@ -101,6 +102,21 @@ def test_a_dry_run_refuses_what_a_run_refuses(recipe: str, capsys: pytest.Captur
         assert main([*words, *more]) == 1
         last = capsys.readouterr().err.splitlines()[-1]
         assert last == "longspan: the byte tokenizer has a fixed order: drop order, or set it to frequency"
+
+
+def test_a_dry_run_has_the_block_lengths_of_the_stages(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def facts(*words: str) -> dict[str, Any]:
+        assert main(["train", recipe, "--dry-run", "--json", *words]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    whole = facts()
+    half = facts("--stage.0.block-length", "12")
+    assert half["tokens_per_step"] * 2 == whole["tokens_per_step"]
+    # the blocks of the second stage are twice as long
+    assert half["estimated_seconds"] == pytest.approx((25 + 2 * 18) * half["seconds_per_step"])
 
 
 def test_a_dry_run_makes_no_files(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:

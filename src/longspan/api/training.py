@@ -152,6 +152,10 @@ def _with_tokens(config: RunConfig, given: GivenTokens) -> RunConfig:
         return config
     if any(stage.epochs for stage in config.stage):
         raise UserError("blocks from an iterator have no epochs: give the length of the stages in steps")
+    if any(stage.when for stage in config.stage):
+        raise UserError(
+            "blocks from an iterator have no epochs, so the rate cannot fall after some: remove when"
+        )
     stops = replace(config.training, at_end="stop", segment_length=None, block_jitter=False)
     return replace(config, training=stops)
 

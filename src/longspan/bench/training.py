@@ -14,7 +14,7 @@ from longspan.training.step import Updater
 
 
 class Training:
-    """Training steps of a recipe on one path, with carried state."""
+    """Training steps of a recipe on one path, with carried state unless a segment is one block."""
 
     def __init__(
         self,
@@ -38,11 +38,17 @@ class Training:
         compile_updates(self.optimizers, fallback)
         # With a rate of 0 an update does all its work, but spans stay as they were set.
         set_rate(self.optimizers, 0.0)
-        self.state = model.initial_state(training.batch_size)
         self._generator = torch.Generator().manual_seed(1)
         self._shape = (training.batch_size, training.block_length + 1)
+        self._carries = training.segment_length != training.block_length
+        self._begin()
+
+    def _begin(self) -> None:
+        self.state = self.updater.model.initial_state(self._shape[0])
 
     def step(self) -> Tensor:
+        if not self._carries:
+            self._begin()
         tokens = torch.randint(self.updater.model.vocabulary_size, self._shape, generator=self._generator)
         # Adagrad clips each tensor itself.
         clip_norm = 0.0 if self._stage.optimizer == "adagrad" else self._stage.clip_norm

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from longspan.cli.recipes import BYTES, known_vocabulary_size
@@ -27,7 +27,8 @@ def dry_run(config: RunConfig) -> dict[str, Any]:
     check_settings(config.data.tokenizer)
     device = pick_device(config.training.device)
     known = known_vocabulary_size(config.data)
-    bench = Bench(config, known or BYTES, device, say=tell)
+    first = replace(config.training, block_length=config.block_length(config.stage[0]))
+    bench = Bench(replace(config, training=first), known or BYTES, device, say=tell)
     parameters, (plan, steps) = bench.num_parameters(), bench.time_steps(STEPS)
     training = bench.config.training
     tokens = training.batch_size * training.block_length * training.accumulate
@@ -83,11 +84,12 @@ def _steps(config: RunConfig) -> int | None:
 
 
 def _estimate(config: RunConfig, seconds: float) -> float | None:
-    """A stage ends after its steps or its time, whichever comes first."""
-    total = 0.0
+    """A stage ends after its steps or its time, whichever comes first. The first's steps take `seconds`."""
+    total, first = 0.0, config.block_length(config.stage[0])
     for stage in config.stage:
+        per_step = seconds * config.block_length(stage) / first
         ends = [stage.max_seconds] if stage.max_seconds else []
-        ends += [stage.steps * seconds] if stage.steps else []
+        ends += [stage.steps * per_step] if stage.steps else []
         if not ends:
             return None
         total += min(ends)

@@ -180,6 +180,9 @@ class StageConfig:
             raise ValueError("final_fraction must lie between 0 and 1")
         if not 0.0 <= self.momentum_cooldown <= 1.0:
             raise ValueError("momentum_cooldown must lie between 0 and 1")
+        momentum = 0.95 if self.momentum is None else self.momentum
+        if (self.momentum_warmup_steps or self.momentum_cooldown) and self.momentum_start > momentum:
+            raise ValueError(f"momentum_start must not be above momentum, {momentum:g}")
         if not all(weight >= 0 for weight in self.multi_token):
             raise ValueError("the weights of multi_token must not be negative")
         if not 0.0 < self.multi_token_until <= 1.0:

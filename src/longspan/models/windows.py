@@ -32,5 +32,7 @@ def with_frozen_spans(config: ModelConfig, model: LanguageModel) -> ModelConfig:
     span = getattr(config, "span", None)
     if not isinstance(span, SpanConfig) or learned_LH is None:
         raise UserError("this model has no learned spans: there is nothing to freeze")
+    if not span.renormalise:  # its weights sum to less than 1, those of a window to 1
+        raise UserError("spans with model.span.renormalise = false cannot be frozen: windows renormalise")
     windows = tuple(tuple(map(int, spans_H)) for spans_H in learned_LH.tolist())
     return replace(config, span=SpanConfig(kind="fixed", limit=span.limit, windows=windows))
