@@ -260,7 +260,7 @@ def test_an_epoch_ends_the_training(text: Path, tmp_path: Path) -> None:
     assert model.updates == math.ceil((lane - 1) / 24)
     facts = checkpoint.load(folder.checkpoint("last")).facts["progress"]
     assert facts["tokens"] == 6 * (lane - 1)
-    ended = f"the text ended after step {model.updates:,}, at 0.0% of the training, so learning rates"
+    ended = f"the text ended after step {model.updates:,}, 0.0% of the training: learning rates"
     assert sum(line.startswith(ended) for line in said.lines) == 1
 
 
