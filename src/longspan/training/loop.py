@@ -197,8 +197,8 @@ class Loop:
             blocks = self._blocks.of_update(progress.position)
             if not blocks:
                 self._reporter.say(
-                    f"the text ended after step {progress.step:,}, {self._done_now():.1%} of the training: learning "
-                    "rates and growing spans did not reach their end; give the stages fewer steps"
+                    f"the text ended after step {progress.step:,}, {self._done_now():.1%} of the training: "
+                    "learning rates and growing spans did not reach their end; give the stages fewer steps"
                 )
                 return
             if progress.count_epochs(blocks[0].position.epoch):
