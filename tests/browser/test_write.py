@@ -96,6 +96,13 @@ def test_a_token_shows_bits_alternatives_and_look_back(start: Open) -> None:
     cells = heads.locator("td").all_text_contents()
     assert len(cells) == 2  # heads
     assert all(re.fullmatch(r"\d+\.\d ≤\d+", cell) for cell in cells), cells
+    # A wide table scrolls in its own region and does not widen the panel.
+    widened = """side => {
+        for (const cell of side.querySelectorAll(".heads td")) cell.textContent = "9".repeat(40);
+        const table = side.querySelector(".scroll");
+        return [side.scrollWidth - side.clientWidth, table.scrollWidth > side.clientWidth];
+    }"""
+    assert page.locator(".side").evaluate(widened) == [0, True]
     bits = float((title.text_content() or "").split()[-2])
     chosen = float((rows.filter(has_text="chosen").locator("td").text_content() or "").rstrip("%"))
     assert 2**-bits * 100 == pytest.approx(chosen, rel=0.05, abs=0.1)
