@@ -180,9 +180,6 @@ class StageConfig:
             raise ValueError("final_fraction must lie between 0 and 1")
         if not 0.0 <= self.momentum_cooldown <= 1.0:
             raise ValueError("momentum_cooldown must lie between 0 and 1")
-        momentum = 0.95 if self.momentum is None else self.momentum
-        if (self.momentum_warmup_steps or self.momentum_cooldown) and self.momentum_start > momentum:
-            raise ValueError(f"momentum_start must not be above momentum, {momentum:g}")
         if not all(weight >= 0 for weight in self.multi_token):
             raise ValueError("the weights of multi_token must not be negative")
         if not 0.0 < self.multi_token_until <= 1.0:
@@ -205,3 +202,13 @@ class StageConfig:
                     f"{name} has no effect with {choice} {chosen} (only with {', '.join(heeding)}): "
                     f"set it to its default, {shown(defaults[name])}"
                 )
+        highest = self.highest_momentum
+        if (self.momentum_warmup_steps or self.momentum_cooldown) and self.momentum_start > highest:
+            raise ValueError(f"momentum_start must not be above momentum, {highest:g}")
+
+    @property
+    def highest_momentum(self) -> float:
+        """The momentum between its warm-up and its cool-down."""
+        if self.momentum is not None:
+            return self.momentum
+        return 0.95 if self.optimizer in _MUONS else 0.0

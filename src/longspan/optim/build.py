@@ -20,7 +20,6 @@ from longspan.optim.groups import group_of_parameters
 from longspan.optim.lamb import Lamb
 from longspan.optim.muon import Muon
 from longspan.optim.normuon import NorMuon
-from longspan.optim.schedules import highest_momentum
 
 _MUONS = {"muon": Muon, "normuon": NorMuon}
 
@@ -77,7 +76,7 @@ def _build(model: LanguageModel, stage: StageConfig, without: Iterable[nn.Parame
         muon = _MUONS[stage.optimizer](
             _group(matrices, rate, decay),
             lr=rate,
-            momentum=highest_momentum(stage),
+            momentum=stage.highest_momentum,
             cautious=stage.cautious_decay,
         )
         rate_of_others = rate if stage.adamw_learning_rate is None else stage.adamw_learning_rate
@@ -90,7 +89,7 @@ def _build(model: LanguageModel, stage: StageConfig, without: Iterable[nn.Parame
     if stage.optimizer == "sgd":
         # torch has no fused SGD for sharded tensors
         fused = not any(map(is_sharded, groups_of))
-        momentum = highest_momentum(stage)
+        momentum = stage.highest_momentum
         return [torch.optim.SGD(groups, lr=rate, momentum=momentum, fused=fused, foreach=not fused)]
     return [_adam(torch.optim.Adam if stage.optimizer == "adam" else torch.optim.AdamW, groups, stage)]
 

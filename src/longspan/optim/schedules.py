@@ -6,8 +6,6 @@ import math
 
 from longspan.config import StageConfig
 
-_MOMENTUM = {"muon": 0.95, "normuon": 0.95}  # if the stage has none
-
 
 def fraction(stage: StageConfig, step: int, seconds: float = 0.0, epochs: float = 0.0) -> float:
     """The fraction of the learning rate at update number `step`, counted from 1.
@@ -39,16 +37,12 @@ def momentum(stage: StageConfig, step: int, seconds: float = 0.0, epochs: float 
     It rises linearly from `momentum_start` over the first steps and falls back to it at the end, where the
     stage has these.
     """
-    low, high = stage.momentum_start, highest_momentum(stage)
+    low, high = stage.momentum_start, stage.highest_momentum
     height = min(1.0, step / stage.momentum_warmup_steps) if stage.momentum_warmup_steps else 1.0
     if stage.momentum_cooldown:
         left = 1.0 - done(stage, step - 1, seconds, epochs)
         height = min(height, left / stage.momentum_cooldown)
     return low + (high - low) * height if height < 1.0 else high
-
-
-def highest_momentum(stage: StageConfig) -> float:
-    return _MOMENTUM.get(stage.optimizer, 0.0) if stage.momentum is None else stage.momentum
 
 
 def multi_token_weights(
